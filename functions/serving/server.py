@@ -371,7 +371,7 @@ class Connection(asyncio.Protocol):
         self._busy = False
         if not cancelled:
             self._next()
-            if self._server.draining:  # which may have begun after the reply's head said that the connection stays
+            if self._server.draining:  # which may have begun after the reply's head promised to keep the connection
                 self.close_if_idle()
 
 

@@ -28,7 +28,8 @@ TIMES = 2.0
 
 
 class Doubts:
-    """The doubts of one actor for one pipeline. ``ranges``: None where its file has none, so that only call times are judged."""
+    """The doubts of one actor for one pipeline. ``ranges``: None where its file has none, so that only call times are
+    judged."""
 
     def __init__(self, encoder: Encoder, ranges: Ranges | None) -> None:
         self._encoder, self._ranges = encoder, ranges

@@ -107,14 +107,15 @@ class Rounds:
             except EvaluationError as error:
                 log.info("a clip is left out: %s", error)  # no request is left of it, or no room for its segments
                 continue
-            starts = starts_within(kind, work.workload)
+            starts = starts_within(kind, work.workload, settings.standbys.burst)
             if not starts:
                 log.info("a clip is left out: %s: the cluster has no room to start in", work.requests.source)
                 continue
             start = work.workload.initial(starts[int(rng.integers(len(starts)))])
             made = episode_of(
-                clip, settings=settings.reward, start=start, data=self.data, workload=workload, reference=reference
-            )
+                clip, settings=settings.reward, start=start, data=self.data, workload=workload, reference=reference,
+                burst=settings.standbys.burst,
+            )  # fmt: skip
             episodes.append(made)
             tally.clips.append((clip, work.requests.sha256))
         raise TrainingError(

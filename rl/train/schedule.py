@@ -6,8 +6,8 @@ its own requests, keep ``keep`` · λ. The search of each load begins with what 
 for less load are never larger. The plan for the coming window is that of the highest load of the last ``look_back``
 windows. The simulator is asked and not a queueing model: that one was found to ask for twice as much as the best
 constants; and with the hour's own requests, as plans that serve a Poisson process of twice the rate broke λ in most
-windows of a normal hour. The teacher knows all requests of the episode and the latency model, which a policy in
-production does not; what it does not look at is which window comes.
+windows of a normal hour. Where experts have standbys, so have the plans. The teacher knows all requests of the episode
+and the latency model, which a policy in production does not; what it does not look at is which window comes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autoscaler.contract import Configuration, Observation
-from evaluation.regimes.judged import Work
-from evaluation.regimes.search import Found
-from evaluation.tuning.constants import Hour, Hours, lowest, search_constants, steps_down
+from autoscaler.contract import Burst, Configuration, Observation
+from evaluation.regimes.judged import Deployment, Work
+from evaluation.regimes.search import Found, cheapest_uniform
+from evaluation.tuning.constants import Hour, Hours, Steps, lowest, search_constants, steps_down
 from rl.episodes import Episode
 from rl.train.errors import TrainingError
 from rl.train.teacher import PLANS, TeacherSettings, bolder
@@ -71,13 +71,9 @@ class ScheduleTeacher:
         for share in LOADS:
             chosen = busy[: max(1, round(share * len(busy)))]
             hours = [self._window(int(number)) for number in chosen[-BUSIEST:]]
+            present = _cheapest(hours, self._episode.burst) if present is None else _descended(hours, present)
             if present is None:
-                constants = search_constants("constant-per-expert", hours, TRIALS)
-                if not constants.best.meets:
-                    continue
-                present = hours[0].deployment(constants.configurations)
-            else:
-                present = _descended(hours, present)
+                continue
             yield Plan(int(self._counts[chosen[-1]]), present)
 
     def _window(self, number: int) -> Hour:
@@ -101,11 +97,30 @@ def between(requests: Requests, begin_s: float, end_s: float) -> Requests:
     return Requests(requests.arrival_s[first:last] - begin_s, requests.counts[:, first:last].copy(), requests.source)
 
 
+def _cheapest(hours: Sequence[Hour], burst: Burst | None) -> dict[str, Configuration] | None:
+    """The cheapest plan of a search; None where none keeps λ in these windows."""
+    if burst is None:
+        constants = search_constants("constant-per-expert", hours, TRIALS)
+        return hours[0].deployment(constants.configurations) if constants.best.meets else None
+    uniform = cheapest_uniform(Hours(hours, TRIALS, lambda trial: None), burst)
+    return None if uniform is None else _descended(hours, dict(uniform.deployment))
+
+
 def _descended(hours: Sequence[Hour], start: dict[str, Configuration]) -> dict[str, Configuration]:
-    """The cheapest plan found from ``start`` downwards; ``start`` where it breaks λ in these windows."""
+    """The cheapest plan of a search from ``start`` downwards; ``start`` where it breaks λ in these windows."""
     judged = Hours(hours, TRIALS, lambda trial: None)
     cost = judged.cost(start)
     if cost is None:
         return start
-    steps = steps_down(hours[0].work.workload)
+    steps = _keeping_standbys(steps_down(hours[0].work.workload))
     return dict(lowest(judged, Found(start, cost), [[name] for name in start], steps).deployment)
+
+
+def _keeping_standbys(steps: Steps) -> Steps:
+    """An episode has the same standbys whatever is planned."""
+
+    def near(functions: Sequence[str], deployment: Deployment) -> Iterator[Configuration]:
+        burst = deployment[functions[0]].burst
+        return (one for one in steps(functions, deployment) if one.burst == burst)
+
+    return near

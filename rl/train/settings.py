@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from autoscaler.checked import Checked, Flag, FromOne, FromZero, NotNegative, Positive, Rule, Share, from_table
+from autoscaler.policy.bursting import BurstingSettings
 from autoscaler.prices import Meter
 from rl.agent.ddpg.settings import LearnerSettings
 from rl.agent.settings import Arm, without_retired
@@ -75,6 +76,8 @@ class TrainingSettings(Checked):
     """Cluster of the paper's workloads and their variants; a custom pipeline runs on its own machine."""
     relative_slo: Annotated[float | None, Field(gt=1, lt=1000)] = None
     """SLO of these as so many times the requests' P95 with unlimited capacity."""
+    standbys: Annotated[BurstingSettings, Flag(hidden=True)] = field(default_factory=BurstingSettings)
+    """Standbys of every expert in all episodes, as of the table ``burst`` of a policy's settings; none by default."""
     updates: NotNegative = 0.5
     """Updates of the networks, for each window."""
     branches: FromZero = 3

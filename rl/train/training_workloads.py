@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from autoscaler.contract import Configuration, ConfigurationSpace
+from autoscaler.contract import Burst, Configuration, ConfigurationSpace
 from evaluation.uniform import fits
 from rl.episodes import WINDOW_S, in_world_of, steady_cost
 from rl.episodes.clips import REFERENCE_RPS
@@ -112,9 +112,12 @@ QUICK = tuple(
 KINDS = {kind.name: kind for kind in (*(PaperKind(name, name) for name in PAPER_WORKLOADS), *VARIANTS, *SIZES, *QUICK)}
 
 
-def starts_within(kind: Kind, workload: Workload) -> list[Configuration]:
-    """Those of the kind's starts for which the cluster has room in every expert."""
-    return [start for start in kind.starts if fits(workload, start)]
+def starts_within(kind: Kind, workload: Workload, burst: Burst | None = None) -> list[Configuration]:
+    """Those of the kind's starts for which, with standbys of ``burst``, the cluster has room in every expert; where it
+    has for none, one core in their place."""
+    starts = [start for start in kind.starts if fits(workload, replace(start, burst=burst))]
+    least = replace(kind.starts[-1], cpu_cores=1.0, gpu_share=0.0, replicas=1)
+    return starts or [start for start in (least,) if fits(workload, replace(start, burst=burst))]
 
 
 @lru_cache(maxsize=64)

@@ -19,6 +19,9 @@ from evaluation.bound.bounds import lower_bound
 from evaluation.bound.loads import windows
 from evaluation.bound.physics import Physics
 from evaluation.comparison.errors import EvaluationError
+from evaluation.regimes.judged import Work as ConstantWork
+from evaluation.regimes.search import cheapest_uniform
+from evaluation.tuning.constants import Hour, Hours
 from rl.episodes import WINDOW_S, Clip, Episode, Work, episode_of, training_clips, work_of
 from rl.episodes.clips import SEEDS, work_key
 from rl.train.errors import TrainingError
@@ -30,6 +33,8 @@ from traces.traffic import REPLAYED_PATTERNS
 FEWEST_JUDGED = 6
 """Windows of a clip that have requests, after the warm-up."""
 MOST_TRIED = 40
+MOST_TRIALS = 60
+"""Deployments that the search of a configuration that keeps λ judges on a clip."""
 
 
 @dataclass(frozen=True)
@@ -130,16 +135,32 @@ class Validator:
                 work = self.work(clip)
             except EvaluationError:
                 continue  # no room for its segments
-            if not starts_within(self._kinds[name], work.workload):
+            if not starts_within(self._kinds[name], work.workload, self.settings.standbys.burst):
                 continue
             busy = np.unique(work.requests.arrival_s // clip.window_s)
-            if (busy >= settings.warm_up).sum() >= min(FEWEST_JUDGED, work.seconds // clip.window_s - settings.warm_up):
+            fewest = min(FEWEST_JUDGED, work.seconds // clip.window_s - settings.warm_up)
+            if (busy >= settings.warm_up).sum() >= fewest and self._served(clip):
                 clips.append(clip)
             if len(clips) == settings.seeds:
                 return clips
         raise TrainingError(
             f"validation: {MOST_TRIED} {pattern} clips of {name} have fewer than {settings.seeds} to judge"
         )
+
+    def _served(self, clip: Clip) -> bool:
+        """Whether in the world of ``clip`` one configuration for all experts keeps λ: where none is found, windows over
+        λ say nothing about an actor. Kept in the cache, as it is simulated; elsewhere there is room for every one."""
+        work = self.work(clip)
+        if work.workload.capacity is None or work.workload.host is not None:
+            return True
+        path = self.cache / f"served-{work_key(work)}.json"
+        if not path.is_file():
+            windows = range(self.settings.validation.warm_up, round(work.seconds / clip.window_s))
+            hour = Hour(ConstantWork(work.workload, work.requests, work.seed), clip.window_s, windows)
+            cheapest = cheapest_uniform(Hours([hour], MOST_TRIALS, lambda trial: None))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(cheapest is not None))
+        return bool(json.loads(path.read_text()))
 
     def judge(self, decide: Decide, profiled: bool = False) -> Validation:
         """All clips, those of a pipeline side by side. ``profiled``: from the start that profiling the first windows
@@ -164,10 +185,10 @@ class Validator:
     def episode(self, clip: Clip, profiled: bool = False) -> Episode:
         """The episode of one of :attr:`clips`, from its start; ``profiled`` as in :meth:`judge`."""
         kind, workload = self._kinds[clip.workload], self.work(clip).workload
-        start = None if profiled else workload.initial(starts_within(kind, workload)[0])
+        start = None if profiled else workload.initial(starts_within(kind, workload, self.settings.standbys.burst)[0])
         return episode_of(
             clip, settings=self.settings.reward, start=start, cache=self.cache, data=self.data, workload=workload,
-            reference=reference_of(kind, self.settings.reward),
+            reference=reference_of(kind, self.settings.reward), burst=self.settings.standbys.burst,
         )  # fmt: skip
 
     def bound(self, clip: Clip) -> float:

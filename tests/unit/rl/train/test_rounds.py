@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from rl.features.ranges import Ranges
 from rl.train.errors import TrainingError
 from rl.train.rounds import Rounds
 from rl.train.run import BEST, Run
-from rl.train.settings import TrainingSettings
+from rl.train.settings import TrainingSettings, ValidationSettings
 from rl.train.teacher import Teacher, TeacherSettings
 from rl.train.training_workloads import VARIANTS
 from rl.train.validation import Judged, Validation, Validator
@@ -172,3 +173,21 @@ def test_an_actor_is_chosen_by_cost_among_those_that_keep_the_slo() -> None:
 
     assert of(1.5, 0) < of(1.6, 0)
     assert of(1.6, 1) < of(1.5, 20)
+
+
+def test_validation_leaves_out_hours_in_which_nothing_keeps_the_slo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = replace(SETTINGS, world="cores-only", relative_slo=5.0, validation=ValidationSettings(seconds=360.0))
+    monkeypatch.setattr("rl.train.validation.REPLAYED_PATTERNS", ("normal",))
+    searched: list[float] = []
+
+    def first_fails(judged: Judged, *_: object) -> object:
+        searched.append(judged.requests.arrival_s.size)  # type: ignore[attr-defined]
+        return None if len(searched) == 1 else "found"
+
+    monkeypatch.setattr("rl.train.validation.cheapest_uniform", first_fails)
+    (clip,) = Validator(slow, tmp_path).clips["bert-4"]
+    assert len(searched) == 2
+    again = Validator(slow, tmp_path).clips["bert-4"]
+    assert again == [clip] and len(searched) == 2, "what was found out is kept"

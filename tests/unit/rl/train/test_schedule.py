@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autoscaler.contract import Configuration
+from autoscaler.contract import Burst, Configuration
 from evaluation.regimes.search import price_per_hour
 from rl.episodes import Episode
 from rl.episodes.sizes import resized
@@ -34,15 +34,17 @@ def workload() -> Workload:
     return replace(small, space=replace(small.space, gpu_shares=()), slo_s=0.2)
 
 
-def episode_of(workload: Workload, rates: tuple[float, ...]) -> Episode:
-    """Windows of half a minute with requests at these rates."""
+def episode_of(
+    workload: Workload, rates: tuple[float, ...], seconds: float = 30.0, burst: Burst | None = None
+) -> Episode:
+    """Windows of half a minute with requests at these rates in the first ``seconds`` of each."""
     rng = np.random.default_rng(0)
     arrival_s = np.sort(
-        np.concatenate([rng.uniform(30 * k, 30 * k + 30, round(30 * rate)) for k, rate in enumerate(rates)])
+        np.concatenate([rng.uniform(30 * k, 30 * k + seconds, round(30 * rate)) for k, rate in enumerate(rates)])
     )
     requests = draw_requests(workload, arrival_s, seed=1)
-    seconds = 30.0 * len(rates)
-    return Episode(workload, requests, workload.initial(START), reference=REFERENCE, seconds=seconds)
+    whole_s = 30.0 * len(rates)
+    return Episode(workload, requests, workload.initial(START), reference=REFERENCE, seconds=whole_s, burst=burst)
 
 
 @pytest.fixture(scope="module")
@@ -91,3 +93,15 @@ def test_an_episode_without_requests_is_refused(workload: Workload) -> None:
 def test_a_teacher_that_is_not_known_is_refused() -> None:
     with pytest.raises(TrainingError, match="'queueing' or 'schedule'"):
         TeacherSettings(kind="oracle")  # type: ignore[arg-type]
+
+
+def test_plans_have_the_episode_s_standbys_and_cost_less_with_them_where_requests_come_in_bursts(
+    workload: Workload,
+) -> None:
+    costs = []
+    for burst in (None, Burst(3, 1.0, 1.0, 2.0)):
+        teacher = ScheduleTeacher(episode_of(workload, (10.0, 12.0), seconds=3.0, burst=burst), SETTINGS)
+        largest = teacher.plans[-1].configurations
+        assert {one.burst for one in largest.values()} == {burst}
+        costs.append(price_per_hour(workload, largest))
+    assert costs[1] < 0.7 * costs[0]
