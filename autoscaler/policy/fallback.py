@@ -8,12 +8,15 @@ Three things count against a policy, each in several windows in a row:
   far above λ at no more load than in one of the last windows;
 - it doubts itself (``Proposal.doubt``): a learnt policy outside of what it was trained on, or with call times that do
   not hold.
+
+Who takes over may change replicas only, as HPA does. So the sizes that functions had before the chosen policy first
+decided about them come back with it: else it would keep for ever what was not to be trusted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 from autoscaler.contract import Configuration, Memory, Observation, Policy, Proposal
 
@@ -49,6 +52,8 @@ class FallbackMemory:
     """Why the other policy decides; empty where it does not."""
     loads: tuple[float, ...] = ()
     """Requests per second of the last windows, the newest at the end."""
+    sizes: Mapping[str, Configuration] = field(default_factory=dict)
+    """Function → what it had when the chosen policy was first asked about it."""
 
 
 class FallbackPolicy:
@@ -68,13 +73,37 @@ class FallbackPolicy:
         proposal = self._chosen.propose(observation, now_s, before.chosen)
         instead = self._other.propose(observation, now_s, before.other)
         after = replace(
-            _judged(before, observation, proposal, self._settings), chosen=proposal.memory, other=instead.memory
+            _judged(before, observation, proposal, self._settings),
+            chosen=proposal.memory,
+            other=instead.memory,
+            sizes={**_present(observation, proposal.reasons), **before.sizes},
         )
         if not after.why:
             return replace(proposal, memory=after)
         why = f"{self._other.name} instead of {self.name}: {after.why}"
         reasons = {function: f"{reason} ({why})" for function, reason in instead.reasons.items()}
-        return Proposal(instead.desired, reasons, after, by=self._other.name)
+        present = _present(observation, proposal.reasons)
+        return Proposal(_sized(instead.desired, present, after.sizes), reasons, after, by=self._other.name)
+
+
+def _present(observation: Observation, functions: Collection[str]) -> dict[str, Configuration]:
+    """What those of ``functions`` have whose configuration is known."""
+    return {
+        node.function: node.configuration
+        for node in observation.nodes
+        if node.configuration is not None and node.function in functions
+    }
+
+
+def _sized(
+    desired: Mapping[str, Configuration], present: Mapping[str, Configuration], sizes: Mapping[str, Configuration]
+) -> dict[str, Configuration]:
+    """``desired``, and what is ``present`` where nothing is desired, in ``sizes``; replicas as they are."""
+    return {**desired} | {
+        name: sizes[name].with_replicas(desired.get(name, now).replicas)
+        for name, now in present.items()
+        if name in desired or sizes[name].with_replicas(now.replicas) != now
+    }
 
 
 def _judged(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -94,6 +94,36 @@ def test_the_reason_names_who_decided_and_why() -> None:
     reason = watched.propose(MISSED, NOW_S, None).reasons[FUNCTION]
     assert reason == "hpa (hpa instead of learnt: it wanted less while the SLO was missed)"
     assert watched.name == "learnt"
+
+
+@pytest.mark.parametrize("hpa_desires", [True, False], ids=["HPA scales", "HPA holds"])
+def test_the_sizes_from_before_the_policys_first_decision_come_back_with_hpa(hpa_desires: bool) -> None:
+    deployed, small = configuration(3, cpu_cores=2.0), configuration(1, cpu_cores=0.5)
+    watched = FallbackPolicy(Fixed("learnt", small), Silent(hpa_desires), FallbackSettings(SLO_S, windows=1))
+    before = observation({"expert-0-0": {"configuration": deployed}}, latency_p95_s=0.05)
+    decided = observation({"expert-0-0": {"configuration": replace(small, replicas=2)}}, latency_p95_s=0.2)
+    first = watched.propose(before, NOW_S, None)
+    assert first.desired == {FUNCTION: small} and first.by == ""
+    second = watched.propose(decided, NOW_S, first.memory)
+    assert second.by == "hpa"
+    assert second.desired == {FUNCTION: replace(deployed, replicas=5 if hpa_desires else 2)}
+    back = observation({"expert-0-0": {"configuration": second.desired[FUNCTION]}}, latency_p95_s=0.05)
+    third = watched.propose(back, NOW_S, second.memory)
+    assert third.by == "hpa" and third.desired == ({FUNCTION: replace(deployed, replicas=5)} if hpa_desires else {})
+
+
+@dataclass
+class Silent:
+    """Five replicas of what there is, or nothing."""
+
+    desires: bool
+    name: str = "hpa"
+
+    def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
+        present = next(node.configuration for node in observation.nodes if node.function == FUNCTION)
+        assert present is not None
+        desired = {FUNCTION: present.with_replicas(5)} if self.desires else {}
+        return Proposal(desired, {FUNCTION: self.name}, None)
 
 
 def doubting(doubts: str, **settings: int) -> FallbackPolicy:
