@@ -21,7 +21,10 @@ from smoe.commands.options import gateway_option, state_option
 @click.option("--max-tokens", type=click.IntRange(min=1), default=512, show_default=True, help="Of each answer.")
 @click.option("--temperature", type=click.FloatRange(0, 2), default=0.7, show_default=True, help="0: the likeliest.")
 @click.option("--seed", type=int, default=None, help="The same seed gives the same answers.")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0.1), default=120.0, show_default=True)
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(min=0.1), default=120.0, show_default=True,
+    help="Seconds for one answer.",
+)  # fmt: skip
 @state_option
 @gateway_option
 def chat(
