@@ -33,6 +33,8 @@ from functions.wire.messages import CALL_ID, REQUEST_ID, Body, Reply, Request, e
 from moe.errors import MoeError
 
 log = logging.getLogger("functions.app")
+CLOSE_S = 5.0
+"""Time in which cancelled work has to end."""
 
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 ANSWER_TIMEOUT_S = 3600.0
@@ -84,8 +86,11 @@ class FunctionApp(flask.Flask):
         asyncio.run_coroutine_threadsafe(self.server.drain(), self._loop).result()
 
     async def _close(self) -> None:
+        """Also wait for what is cancelled: a loop that is closed with calls under way may never come back."""
         self.server.application.close()
-        await asyncio.sleep(0)
+        cancelled = asyncio.all_tasks() - {asyncio.current_task()}
+        if cancelled:
+            await asyncio.wait(cancelled, timeout=CLOSE_S)
 
     def _answer(self, path: str = "") -> flask.Response:
         """Any request: to the application's loop, and wait for its one answer."""
