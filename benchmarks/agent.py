@@ -31,8 +31,7 @@ from autoscaler.contract import SLO_QUANTILE
 from benchmarks.harness.options import AT_LEAST_1, PRESENT, benchmark
 from benchmarks.harness.report import print_result, print_table, progress
 from benchmarks.training import acting
-from evaluation.regimes.judged import Work
-from evaluation.tuning.constants import Hour, search_constants
+from evaluation.tuning.constants import search_constants
 from rl.agent.actor import Actor
 from rl.agent.contract import Batch, State
 from rl.agent.ddpg.visited import NODE
@@ -112,11 +111,7 @@ def _count(one: Replayed, window: EpisodeWindow, actor: Actor) -> None:
 
 def constants(validator: Validator, clips: Sequence[Clip], trials: int) -> tuple[float, int]:
     """(mean cost an hour, windows over λ) of the best constant for each expert on all ``clips`` together."""
-    hours, warm_up = [], validator.settings.validation.warm_up
-    for clip in clips:
-        work = validator.work(clip)
-        windows = range(warm_up, round(work.seconds / clip.window_s))
-        hours.append(Hour(Work(work.workload, work.requests, work.seed), clip.window_s, windows))
+    hours = [validator.hour(clip) for clip in clips]
     chosen = search_constants(POLICY, hours, trials)
     outcomes = [hour.outcome(chosen.configurations) for hour in hours]
     return float(np.mean([cost for cost, _ in outcomes])), sum(value > 1 for _, values in outcomes for value in values)

@@ -72,17 +72,17 @@ class FallbackPolicy:
         before = memory if isinstance(memory, FallbackMemory) else FallbackMemory()
         proposal = self._chosen.propose(observation, now_s, before.chosen)
         instead = self._other.propose(observation, now_s, before.other)
+        present = _present(observation, proposal.reasons)
         after = replace(
             _judged(before, observation, proposal, self._settings),
             chosen=proposal.memory,
             other=instead.memory,
-            sizes={**_present(observation, proposal.reasons), **before.sizes},
+            sizes={**present, **before.sizes},
         )
         if not after.why:
             return replace(proposal, memory=after)
         why = f"{self._other.name} instead of {self.name}: {after.why}"
         reasons = {function: f"{reason} ({why})" for function, reason in instead.reasons.items()}
-        present = _present(observation, proposal.reasons)
         return Proposal(_sized(instead.desired, present, after.sizes), reasons, after, by=self._other.name)
 
 

@@ -20,7 +20,7 @@ from functions.generation.sampling import Chosen, Sampler
 from functions.generation.texts import Text, end_tokens
 from functions.wire.arrays import Arrays, as_float32
 from functions.wire.errors import CallError
-from functions.wire.messages import Reply, Request
+from functions.wire.messages import Reply, Request, both
 from moe.errors import TextError
 from moe.manifest import Manifest
 from moe.tokenize import TextTokenizer
@@ -137,7 +137,7 @@ class OpenAiApi:
         prompts = self._prompts(asked)
         writing = Writing(self._start(asked, prompts, sent, generator), prompts, asked, generator, self._tokenizer)
         form = Form(self._manifest.name, sent.request_id[:64], self._tokenizer, chat=chat)
-        sent.on_abandoned = _both(sent.on_abandoned, writing.cancel)
+        sent.on_abandoned = both(writing.cancel, sent.on_abandoned)
         try:
             first = await writing.outbox.get()
             if first.error is not None:
@@ -272,7 +272,3 @@ class Writing:
         if self._asked.usage:
             yield form.last(self.usage())
         yield answers.DONE
-
-
-def _both(one: Callable[[], object] | None, other: Callable[[], object]) -> Callable[[], object]:
-    return lambda: (other(), one() if one is not None else None)

@@ -27,6 +27,7 @@ from functions.wire.messages import (
     Body,
     Reply,
     Request,
+    both,
     error_reply,
     header_name,
 )
@@ -123,7 +124,7 @@ class FunctionServer:
             if reply.stream is None:
                 self._end_call()
             else:
-                reply.ended = _one_after_the_other(reply.ended, self._end_call)
+                reply.ended = both(reply.ended, self._end_call)
             answer(reply)
 
         try:
@@ -373,14 +374,6 @@ class Connection(asyncio.Protocol):
             self._next()
             if self._server.draining:  # which may have begun after the reply's head promised to keep the connection
                 self.close_if_idle()
-
-
-def _one_after_the_other(first: Callable[[], object], then: Callable[[], object]) -> Callable[[], None]:
-    def both() -> None:
-        first()
-        then()
-
-    return both
 
 
 def set_deadline(request: Request) -> Reply | None:

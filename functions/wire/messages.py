@@ -57,6 +57,17 @@ class Request:
             self.on_abandoned()
 
 
+def both(first: Callable[[], object], then: Callable[[], object] | None) -> Callable[[], None]:
+    """One callback that calls two, the second where there is one."""
+
+    def called() -> None:
+        first()
+        if then is not None:
+            then()
+
+    return called
+
+
 @dataclass(slots=True)
 class Reply:
     """One HTTP reply; ``chunks`` are written one after the other as the body.

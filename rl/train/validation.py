@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -153,14 +153,25 @@ class Validator:
         work = self.work(clip)
         if work.workload.capacity is None or work.workload.host is not None:
             return True
-        path = self.cache / f"served-{work_key(work)}.json"
+        trials = Hours([self.hour(clip)], MOST_TRIALS, lambda trial: None)
+        return bool(
+            self._kept(f"served-{self.settings.validation.warm_up}", work, lambda: cheapest_uniform(trials) is not None)
+        )
+
+    def hour(self, clip: Clip) -> Hour:
+        """What constants are judged on: the windows of one of :attr:`clips` after the warm-up."""
+        work = self.work(clip)
+        windows = range(self.settings.validation.warm_up, round(work.seconds / clip.window_s))
+        return Hour(ConstantWork(work.workload, work.requests, work.seed), clip.window_s, windows)
+
+    def _kept(self, name: str, work: Work, make: Callable[[], float]) -> float:
+        """A number that takes seconds to make, from the cache once it was."""
+        path = self.cache / f"{name}-{work_key(work)}.json"
         if not path.is_file():
-            windows = range(self.settings.validation.warm_up, round(work.seconds / clip.window_s))
-            hour = Hour(ConstantWork(work.workload, work.requests, work.seed), clip.window_s, windows)
-            cheapest = cheapest_uniform(Hours([hour], MOST_TRIALS, lambda trial: None))
+            value = make()
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(cheapest is not None))
-        return bool(json.loads(path.read_text()))
+            path.write_text(json.dumps(value))
+        return float(json.loads(path.read_text()))
 
     def judge(self, decide: Decide, profiled: bool = False) -> Validation:
         """All clips, those of a pipeline side by side. ``profiled``: from the start that profiling the first windows
@@ -196,15 +207,13 @@ class Validator:
         kept."""
         work = self.work(clip)
         warm_up, meter = self.settings.validation.warm_up, self.settings.meter
-        path = self.cache / f"bound-{meter}-{warm_up}-{work_key(work)}.json"
-        if path.is_file():
-            return float(json.loads(path.read_text()))
-        physics = Physics(work.workload, work.requests.most_tokens)
-        loads = list(windows(physics, work.requests, clip.window_s, work.seconds))[warm_up:]
-        cost = sum(lower_bound(load, meter, work.seed).cost for load in loads)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(cost))
-        return cost
+
+        def summed() -> float:
+            physics = Physics(work.workload, work.requests.most_tokens)
+            loads = list(windows(physics, work.requests, clip.window_s, work.seconds))[warm_up:]
+            return sum(lower_bound(load, meter, work.seed).cost for load in loads)
+
+        return self._kept(f"bound-{meter}-{warm_up}", work, summed)
 
 
 def by_name(validation: Validation) -> Iterator[tuple[str, float]]:

@@ -57,26 +57,6 @@ class Roofline:
         parallel = np.where(cores > 0, self._spread(cores) / np.maximum(cores, 1e-9), 1.0)
         return np.asarray(parallel * product / (product + self._apart_s(node, tokens, gpu_share)))
 
-    def slowed(self, times: float) -> Roofline:
-        """The same cluster on which everything takes ``times`` times as long."""
-        cpu, gpu, network = self.cpu, self.gpu, self.network
-        return replace(
-            self,
-            cpu=replace(
-                cpu,
-                core_flops_per_s=cpu.core_flops_per_s / times,
-                core_bytes_per_s=cpu.core_bytes_per_s / times,
-            ),
-            gpu=replace(
-                gpu,
-                flops_per_s=gpu.flops_per_s / times,
-                bytes_per_s=gpu.bytes_per_s / times,
-                link_bytes_per_s=gpu.link_bytes_per_s / times,
-                launch_s=gpu.launch_s * times,
-            ),
-            network=replace(network, bytes_per_s=network.bytes_per_s / times, call_s=network.call_s * times),
-        )
-
     def noise(self, node: NodeCost, gpu: bool) -> Noise:
         return Noise.lognormal(self.noise_cv)
 
