@@ -5,12 +5,13 @@ pattern at each of the run's validation rates. The gate before an actor is publi
 configurations at a time among experts (``across_experts``), three or more of an expert in an hour
 (``across_windows``), and cheaper than the best constant for each expert at no more windows over the SLO. There are
 two such constants, both found with these very hours known: ``constant`` holds at all rates, as the actor has to;
-``constant_of_rate`` knows the rate, too.
+``constant_of_rate`` knows the rate, too. Where the run has standbys, constants may have them, too, by whichever rule of
+:data:`evaluation.tuning.constants.BURSTS` costs least: else the gate would measure what standbys are worth.
 
 ``pointer`` is the mean rank correlation of the pointer's weights with the latency that the layer's experts then had;
 ``apart``: how far experts of a layer lie apart at each stage of the actor, over any two (:mod:`rl.agent.probe`).
 Costs are the experts', in the price sheet's currency an hour. Last line: ``gate`` (by pattern), ``passed``,
-``pointer``, ``apart``, ``seconds`` of a decision.
+``opponent``, ``pointer``, ``apart``, ``seconds`` of a decision.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from autoscaler.contract import SLO_QUANTILE
 from benchmarks.harness.options import AT_LEAST_1, PRESENT, benchmark
 from benchmarks.harness.report import print_result, print_table, progress
 from benchmarks.training import acting
+from evaluation.comparison.grid import BURST_SUFFIX
 from evaluation.tuning.constants import search_constants
 from rl.agent.actor import Actor
 from rl.agent.contract import Batch, State
@@ -109,10 +111,15 @@ def _count(one: Replayed, window: EpisodeWindow, actor: Actor) -> None:
             one.correlations.append(float(spearmanr(*pairs).statistic))
 
 
+def opponent(settings: TrainingSettings) -> str:
+    """The constants that an actor of ``settings`` has to beat."""
+    return POLICY if settings.standbys.burst is None else POLICY + BURST_SUFFIX
+
+
 def constants(validator: Validator, clips: Sequence[Clip], trials: int) -> tuple[float, int]:
     """(mean cost an hour, windows over λ) of the best constant for each expert on all ``clips`` together."""
     hours = [validator.hour(clip) for clip in clips]
-    chosen = search_constants(POLICY, hours, trials)
+    chosen = search_constants(opponent(validator.settings), hours, trials)
     outcomes = [hour.outcome(chosen.configurations) for hour in hours]
     return float(np.mean([cost for cost, _ in outcomes])), sum(value > 1 for _, values in outcomes for value in values)
 
@@ -184,6 +191,7 @@ def main(folder: Path, hours: int, trials: int) -> None:
     print_result({
         "gate": gate,
         "passed": all(row["passed"] for row in gate.values()),
+        "opponent": opponent(settings),
         "pointer": round(float(np.nanmean([value for one in every for value in one.correlations])), 4),
         "apart": {name: round(apart(values, space.mask), 4) for name, values in staged.items()},
         "seconds": round(seconds, 5),
