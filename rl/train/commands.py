@@ -32,6 +32,12 @@ DEFAULT = TrainingSettings()
     help="Folder of the public traces. [default: $SMOE_TRACES, else ../shared/traces if there]",
 )
 @click.option(
+    "--log",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    default=None,
+    help="A controller's log folder (smoe autoscale --log-dir): its windows are learnt from, too.",
+)
+@click.option(
     "--minutes",
     type=click.FloatRange(0.1, 1e5),
     default=40.0,
@@ -48,13 +54,15 @@ DEFAULT = TrainingSettings()
 )  # fmt: skip
 def train(
     workloads: tuple[str, ...], folder: Path | None, slo_ms: tuple[float, ...], profile: Path | None, cpu_scale: float,
-    other_machine: bool, slo_factor: float | None, cluster: bool, traces: Path | None, minutes: float, out: Path,
-    **options: Any,
+    other_machine: bool, slo_factor: float | None, cluster: bool, traces: Path | None, log: Path | None, minutes: float,
+    out: Path, **options: Any,
 ) -> None:  # fmt: skip
     """Learn one policy for all the workloads, and keep the best actor that validation clips have seen.
 
     Everything is simulated: the paper's workloads on the modelled cluster, a custom pipeline on the machine of its
     profile. Hours are of the train set, actors are chosen on validation hours.
+    With --log training begins with what a controller logged in production, decided by whichever policy ran, and
+    simulates on from there; the log's pipeline need not be one that is simulated.
     Writes actor.safetensors (setting `actor` of `--policy smoe`), a checkpoint to go on from, curve.json and learning
     curves (tensorboard --logdir OUT/tensorboard).
     """
@@ -67,7 +75,7 @@ def train(
     if not other_machine:
         refuse_other_machines([pipelines for pipelines in settings.pipelines if not pipelines.cluster])
     console = Console(stderr=True)
-    run = Run(settings, out, traces)
+    run = Run(settings, out, traces, log)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
         task = bar.add_task("windows", total=settings.windows, completed=run.agent.num_timesteps)

@@ -1,4 +1,6 @@
-"""Fine-tuning from what a controller logged: off unless somebody asks for it, and never exploring.
+"""Learning from what a controller logged: fine-tuning, and windows that a training begins with.
+
+Off unless somebody asks for it, and never exploring.
 
 What is learnt from are windows that were decided in production, behind the decision limits, by whichever policy ran; no
 decision is drawn for the sake of learning. The result is an actor to look at and to deploy, not one that changes
@@ -98,6 +100,19 @@ def fine_tune(
 
     Raises TrainingError for windows that cost nothing, and for an agent of other features.
     """
+    fill(agent, logged)
+    agent.progress(1.0)  # rates at their end: small steps
+    for _ in range(updates):
+        agent.train(1)
+        on_update()
+
+
+def fill(agent: PipelineDDPG, logged: Logged, reference: float | None = None) -> None:
+    """Put the windows of a log into an agent's replay. ``reference``: C_ref in the log's currency, by default the mean
+    cost of its windows on the agent's meter.
+
+    Raises TrainingError as :func:`fine_tune` and :func:`register` do.
+    """
     sizes = (agent.networks.node_features, agent.networks.pipeline_features)
     if sizes != (len(NODE_FEATURES), len(PIPELINE_FEATURES)):
         raise TrainingError(
@@ -105,19 +120,39 @@ def fine_tune(
             f"{len(NODE_FEATURES)} and {len(PIPELINE_FEATURES)}; train it again"
         )
     busy, encoder = agent.learner.busy_meter, logged.encoder
-    reference = float(np.mean([_cost(one, busy).sum() for one in logged.windows]))
-    if not reference > 0:
-        raise TrainingError("the windows of the log cost nothing, so there is nothing to save")
-    unit = float(encoder.configuration_index.unit_per_s.max()) * REPLICAS * logged.window_s / reference
-    agent.replay_buffer.register(logged.pipeline, encoder.space, unit)
+    if reference is None:
+        reference = mean_cost(logged, busy)
+    register(agent, logged, reference)
     for one in logged.windows:
         rewards = (-_cost(one, busy) / reference).astype(np.float32)
         p95 = np.nan if one.p95_s is None else one.p95_s / encoder.slo_s
         agent.replay_buffer.add(WindowStep(logged.pipeline, one.state, one.actions, rewards, p95, one.following))
-    agent.progress(1.0)  # rates at their end: small steps
-    for _ in range(updates):
-        agent.train(1)
-        on_update()
+
+
+def mean_cost(logged: Logged, busy: bool) -> float:
+    """Of a window, in currency. Raises TrainingError where all cost nothing."""
+    mean = float(np.mean([_cost(one, busy).sum() for one in logged.windows]))
+    if not mean > 0:
+        raise TrainingError("the windows of the log cost nothing, so there is nothing to save")
+    return mean
+
+
+def register(agent: PipelineDDPG, logged: Logged, reference: float) -> None:
+    """Make the log's pipeline known to the replay. Raises TrainingError where it knows another one of that name."""
+    buffer, space = agent.replay_buffer, logged.encoder.space
+    known = buffer.spaces.get(logged.pipeline, space)
+    if known.sizes != space.sizes or not torch.equal(known.mask, space.mask):
+        raise TrainingError(
+            f"the log's pipeline {logged.pipeline} has other experts or other configurations than the one of that name "
+            f"which is trained on; give the same pipeline, or one of another name"
+        )
+    unit = float(logged.encoder.configuration_index.unit_per_s.max()) * REPLICAS * logged.window_s / reference
+    if not np.isclose(buffer.units.get(logged.pipeline, unit), unit, rtol=1e-6):
+        raise TrainingError(
+            f"the log of {logged.pipeline} was priced by another sheet than the one that is trained with, so their "
+            f"costs cannot be compared"
+        )
+    buffer.register(logged.pipeline, space, unit)
 
 
 def desired(agent: PipelineDDPG, logged: Logged) -> Desired:

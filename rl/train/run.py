@@ -31,6 +31,7 @@ from rl.agent.settings import NetworkSettings
 from rl.episodes import Episode
 from rl.features import NODE_FEATURES, PIPELINE_FEATURES
 from rl.features.ranges import Ranges
+from rl.train import online
 from rl.train.errors import TrainingError
 from rl.train.parallel_episodes import Actions
 from rl.train.rounds import Rounds, Tally
@@ -67,10 +68,15 @@ class Progress:
 class Run:
     """A run in the folder ``out``. Raises TrainingError for a folder that holds another run."""
 
-    def __init__(self, settings: TrainingSettings, out: Path, data: Path | None = None) -> None:
+    def __init__(
+        self, settings: TrainingSettings, out: Path, data: Path | None = None, log: Path | None = None
+    ) -> None:
+        """``log``: of a controller; its windows are in the replay before anything is simulated. Raises TrainingError,
+        LogError."""
         self.settings, self.out, self.data = settings, out, data
+        self.logged = None if log is None else online.read(log)
         out.mkdir(parents=True, exist_ok=True)
-        self.record = record(settings, data)
+        self.record = record(settings, data) | ({} if log is None else {"log_sha256": path_sha256(log)})
         self._claim()
         self.progress, self.agent = self._begin()
         self.agent.set_logger(Logger(None, [TensorBoardOutputFormat(str(out / "tensorboard"))]))
@@ -83,7 +89,8 @@ class Run:
             path.write_text(json.dumps(self.record, indent=1))
             return
         stored = json.loads(path.read_text())
-        changed = [key for key in ("settings", "code_sha256", "traces_sha256") if stored[key] != self.record[key]]
+        made_of = ("settings", "code_sha256", "traces_sha256", "log_sha256")
+        changed = [key for key in made_of if stored.get(key) != self.record.get(key)]
         if changed:
             raise TrainingError(
                 f"{self.out} holds a run with other {', '.join(changed)}; it goes on only with the same, so take "
@@ -114,6 +121,8 @@ class Run:
         torch.set_num_threads(1)
         if self.progress.rounds:
             self._restore_windows()
+        elif self.logged is not None:
+            online.fill(self.agent, self.logged, self._log_reference(self.logged))
         if self.settings.warm_start and not self.progress.warm:
             self._warm_start(on_window)
         while self.agent.num_timesteps < self.settings.windows and self.progress.minutes < minutes:
@@ -205,7 +214,17 @@ class Run:
     def _restore_windows(self) -> None:
         for kind in self.settings.kinds:
             self.rounds.register(kind)
+        if self.logged is not None:
+            online.register(self.agent, self.logged, self._log_reference(self.logged))
         load_windows(self.out / "windows.npz", self.agent.replay_buffer)
+
+    def _log_reference(self, logged: online.Logged) -> float:
+        """C_ref of the log's windows: its kind's where the run trains on that pipeline, so that both are rewarded
+        alike."""
+        for kind in self.settings.kinds:
+            if kind.name == logged.pipeline:
+                return self.rounds.register(kind) * logged.window_s / kind.window_s
+        return online.mean_cost(logged, self.agent.learner.busy_meter)
 
 
 MOST_LAYERS, MOST_EXPERTS = 24, 8

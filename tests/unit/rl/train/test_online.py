@@ -24,10 +24,14 @@ from rl.agent.export import load, made
 from rl.agent.policy import LearntPolicy
 from rl.agent.settings import NetworkSettings
 from rl.episodes import Clip, work_of
+from rl.episodes.episode import encoder_of
 from rl.experience import ticks
 from rl.features import NODE_FEATURES, PIPELINE_FEATURES, Encoder, calls_of
 from rl.train import online
 from rl.train.errors import TrainingError
+from rl.train.rounds import Rounds
+from rl.train.run import Run
+from rl.train.settings import TrainingSettings, ValidationSettings
 from simulation.engine.controlled import simulate_policy
 from simulation.engine.simulation import Simulation
 from simulation.workloads.custom import GPU_STARTS
@@ -157,3 +161,56 @@ def test_an_agent_of_other_features_is_refused(logged: tuple[Path, Encoder], mon
     windows = online.Logged("bert-4", online.windows_of(folder, encoder), encoder, 30.0)
     with pytest.raises(TrainingError, match="has 3 node"):
         online.fine_tune(other, windows, updates=1)
+
+
+SETTINGS = TrainingSettings(
+    workloads=("bert-4",), windows=6, lanes=2, episode_windows=4, variants=(), mean_rps=(2.0, 2.0), warm_start=6,
+    clone_updates=2, curriculum=False, width=8, hidden=8,
+    learner=LearnerSettings(batch_windows=2, actor_from=1), rank=4,
+    validation=ValidationSettings(seconds=180.0, warm_up=1, mean_rps=(2.0,)),
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("topology")
+def test_a_training_that_begins_with_a_log_goes_on_with_it_and_with_no_other(
+    logged: tuple[Path, Encoder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(online, "FEWEST", 3)
+    folder, out = logged[0], tmp_path / "run"
+    Run(SETTINGS, out, log=folder).go(minutes=10.0)
+    again = Run(SETTINGS, out, log=folder)
+    again.go(minutes=10.0)
+    ring = again.agent.replay_buffer.rings["bert-4"]
+    assert len(ring) == WINDOWS - 1 + SETTINGS.windows and again.agent.num_timesteps == SETTINGS.windows
+    assert [bool(step.branches) for step in ring] == [False] * (WINDOWS - 1) + [True] * SETTINGS.windows
+    with pytest.raises(TrainingError, match="other log_sha256"):
+        Run(SETTINGS, out)
+
+
+def test_windows_of_a_log_are_rewarded_as_simulated_ones_of_that_pipeline(
+    logged: tuple[Path, Encoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(online, "FEWEST", 3)
+    folder, encoder = logged
+    known, windows = agent(), online.Logged("bert-4", online.windows_of(folder, encoder), encoder, 30.0)
+    reference = Rounds(SETTINGS, known).register(SETTINGS.kinds[0])
+    online.fill(known, windows, reference)
+    cost = [one.provisioned.sum() for one in windows.windows]
+    rewards = [step.rewards.sum() for step in known.replay_buffer.rings["bert-4"]]
+    assert rewards == pytest.approx([-one / reference for one in cost], rel=1e-5)
+
+
+def test_a_log_of_another_pipeline_of_the_same_name_or_of_other_prices_is_refused(
+    logged: tuple[Path, Encoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(online, "FEWEST", 3)
+    folder, encoder = logged
+    windows = online.Logged("bert-4", online.windows_of(folder, encoder), encoder, 30.0)
+    larger, dearer = agent(), agent()
+    larger.replay_buffer.register("bert-4", encoder_of(paper_workload("bert-8")).space, 1.0)
+    with pytest.raises(TrainingError, match="has other experts"):
+        online.fill(larger, windows)
+    dearer.replay_buffer.register("bert-4", encoder.space, 1e6)
+    with pytest.raises(TrainingError, match="priced by another sheet"):
+        online.fill(dearer, windows)
