@@ -130,7 +130,7 @@ def fill(agent: PipelineDDPG, logged: Logged, reference: float | None = None) ->
 
 
 def mean_cost(logged: Logged, busy: bool) -> float:
-    """Of a window, in currency. Raises TrainingError where all cost nothing."""
+    """Mean cost of a window, in currency. Raises TrainingError where all cost nothing."""
     mean = float(np.mean([_cost(one, busy).sum() for one in logged.windows]))
     if not mean > 0:
         raise TrainingError("the windows of the log cost nothing, so there is nothing to save")
@@ -140,8 +140,8 @@ def mean_cost(logged: Logged, busy: bool) -> float:
 def register(agent: PipelineDDPG, logged: Logged, reference: float) -> None:
     """Make the log's pipeline known to the replay. Raises TrainingError where it knows another one of that name."""
     buffer, space = agent.replay_buffer, logged.encoder.space
-    known = buffer.spaces.get(logged.pipeline, space)
-    if known.sizes != space.sizes or not torch.equal(known.mask, space.mask):
+    present = buffer.spaces.get(logged.pipeline, space)
+    if present.sizes != space.sizes or not torch.equal(present.mask, space.mask):
         raise TrainingError(
             f"the log's pipeline {logged.pipeline} has other experts or other configurations than the one of that name "
             f"which is trained on; give the same pipeline, or one of another name"

@@ -219,8 +219,8 @@ class Run:
         load_windows(self.out / "windows.npz", self.agent.replay_buffer)
 
     def _log_reference(self, logged: online.Logged) -> float:
-        """C_ref of the log's windows: its kind's where the run trains on that pipeline, so that both are rewarded
-        alike."""
+        """C_ref of the log's windows: its kind's where the run trains on that pipeline, so that both have one
+        scale of rewards."""
         for kind in self.settings.kinds:
             if kind.name == logged.pipeline:
                 return self.rounds.register(kind) * logged.window_s / kind.window_s
