@@ -193,14 +193,21 @@ class PipelineEnv(gymnasium.Env[Observed, NDArray[np.int64]]):
         chosen = len(CONFIGURATION_FEATURES)
         return spaces.Dict(
             {
-                "segments": _box(NODE_FEATURES, layers + 1),
-                "experts": _box(NODE_FEATURES, layers * width),
-                "pipeline": _box(PIPELINE_FEATURES, 1),
+                **state_spaces(layers, width),
                 "decided": spaces.Box(*CONFIGURATION_BOUNDS, (layers * width * chosen,), np.float32),
                 "layer": spaces.Box(0, 1, (layers,), np.float32),
                 "least_memory": spaces.Box(0, 1, (width * replicas,), np.float32),
             }
         )
+
+
+def state_spaces(layers: int, width: int) -> dict[str, spaces.Space[Any]]:
+    """Spaces of a window's state, flattened: ``layers`` MoE layers of at most ``width`` experts."""
+    return {
+        "segments": _box(NODE_FEATURES, layers + 1),
+        "experts": _box(NODE_FEATURES, layers * width),
+        "pipeline": _box(PIPELINE_FEATURES, 1),
+    }
 
 
 def _box(features: tuple[Feature, ...], rows: int) -> spaces.Box:

@@ -66,6 +66,7 @@ LAB = {
     "fine-tune": LazyCommand(
         "rl.train.fine_tuning", "fine_tune", "let a trained agent learn from what a controller logged"
     ),
+    "export-log": LazyCommand("rl.train.log_export", "export_log", "write a controller's log as a Minari data set"),
     "explain": LazyCommand("rl.agent.commands", "explain", "why the learnt policy decides what it decides in a window"),
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,50 +12,25 @@ import torch
 from click.testing import CliRunner
 from stable_baselines3.common.logger import Logger
 
-from autoscaler.build import shown
-from autoscaler.logger import FunctionLogger
-from autoscaler.policy.static import StaticPolicy
-from autoscaler.settings import ControllerSettings
-from evaluation.comparison.policies import limits_of
 from rl.agent.contract import Batch
 from rl.agent.ddpg.algorithm import PipelineDDPG
 from rl.agent.ddpg.settings import LearnerSettings
 from rl.agent.export import load, made
 from rl.agent.policy import LearntPolicy
 from rl.agent.settings import NetworkSettings
-from rl.episodes import Clip, work_of
 from rl.episodes.episode import encoder_of
 from rl.experience import ticks
-from rl.features import NODE_FEATURES, PIPELINE_FEATURES, Encoder, calls_of
+from rl.features import NODE_FEATURES, PIPELINE_FEATURES, Encoder
 from rl.train import online
 from rl.train.errors import TrainingError
 from rl.train.rounds import Rounds
 from rl.train.run import Run
 from rl.train.settings import TrainingSettings, ValidationSettings
-from simulation.engine.controlled import simulate_policy
-from simulation.engine.simulation import Simulation
 from simulation.workloads.custom import GPU_STARTS
 from simulation.workloads.paper import paper_workload
 from smoe.cli import cli
+from tests.unit.rl.train.conftest import WINDOWS
 from traces.provenance import path_sha256
-
-WINDOWS = 6
-
-
-@pytest.fixture(scope="module")
-def logged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Encoder]:
-    """A log of ``WINDOWS`` windows, and the encoder of its pipeline."""
-    folder = tmp_path_factory.mktemp("log")
-    work = work_of(Clip("bert-4", "slow", 3, mean_rps=2.0, seconds=30.0 * WINDOWS))
-    workload = work.workload
-    simulation = Simulation(workload, work.requests, workload.initial(GPU_STARTS[0]), seed=1)
-    given = ControllerSettings("http://127.0.0.1:1", folder, "static", slo_s=workload.slo_s, interval_s=30.0)
-    context = {"settings": shown(given), "prices": asdict(workload.prices)}
-    with FunctionLogger(folder, context, workload.slo_s, windows_per_file=2) as logger:
-        simulate_policy(
-            simulation, StaticPolicy(), limits_of(workload), window_s=30.0, until_s=30.0 * WINDOWS, logger=logger
-        )
-    return folder, Encoder(workload.topology, limits_of(workload), workload.prices, workload.slo_s, calls_of(workload))
 
 
 def agent() -> PipelineDDPG:
@@ -96,12 +71,6 @@ def trained(tmp_path: Path) -> Path:
     agent().save(folder / "checkpoint.zip")
     (folder / "run.json").write_text(json.dumps({"settings": {"seed": 7}}))
     return folder
-
-
-@pytest.fixture
-def topology(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log's pipeline has no folder: the paper's workloads are made."""
-    monkeypatch.setattr("rl.agent.windows.load_topology", lambda *_: paper_workload("bert-4").topology)
 
 
 @pytest.mark.slow
