@@ -217,6 +217,8 @@ def apply_adapter(
         tensors[name] = changed(adapter, f"layers.{layer}.{name}", tensor.float()) if changes else tensor
     if ffn is None:
         return Converted(tensors, ())
+    if ffn.w_gate is not None:
+        raise CheckpointError("Adapters are of plain feed-forward networks; this checkpoint's are gated.")
     prefix = f"layers.{index}."
     groups = Groups.from_neurons(_needed(adapter, f"{prefix}groups", ffn.w_in.shape[:1]))
     w_in = changed(adapter, f"{prefix}ffn.w_in.weight", ffn.w_in.float())  # [F, d]

@@ -27,7 +27,6 @@ from moe.convert import (
     upcycle_router,
 )
 from moe.errors import CheckpointError
-from moe.families.experts import PlainFfn
 from moe.families.linear import ACTIVATIONS, Linear
 from moe.families.routing import RouterProgram, dispatch
 from moe.families.segment import Segment
@@ -64,8 +63,8 @@ class Calibration:
         weights = {name: tensor.float() for name, tensor in tensors.items()}
         family = FAMILIES[self.reader.family]
         # one expert, gate 1: the dense model itself
-        width = next(t.shape[0] for n, t in weights.items() if n.endswith("attention.out.bias"))
-        weights["router.weight"] = torch.zeros(1, width)
+        numbers = self.reader.architecture.get("decoder", self.reader.architecture)
+        weights["router.weight"] = torch.zeros(1, numbers["hidden_size"])
         segment: Segment = family.segment(
             Weights(weights, "calibration"), self.reader.architecture, Router(1, "ones"), index
         )
@@ -89,27 +88,38 @@ class Calibration:
         with torch.inference_mode():
             self._state["hidden"] = self._state["hidden"] + activations @ ffn.w_out.float().t()  # [T, d]
 
-    def through_experts(self, x: Tensor, activation: str, converted: Converted, router: Router) -> None:
-        """Go on with the experts' output: the next layer is calibrated on the pipeline's own states.
+    def through_experts(self, x: Tensor, layer: int, converted: Converted, router: Router) -> None:
+        """Go on with the output of the experts of ``layer``: the next is calibrated on the pipeline's own states.
 
         ``x``: ``[tokens, d] float32``, the experts' input.
         """
+        family = FAMILIES[self.reader.family]
         route = RouterProgram(Linear(converted.segment["router.weight"].t(), converted.segment["router.bias"]), router)
         with torch.inference_mode():
             groups = dispatch(*route(x))
             outputs = []
             for expert, rows in zip(groups.experts, groups.scatter(x), strict=True):
-                part = converted.experts[expert]
-                w_in = Linear(part["w_in.weight"].float().t(), part["w_in.bias"].float())
-                ffn = PlainFfn(w_in, Linear(part["w_out.weight"].float().t(), None), ACTIVATIONS[activation])
-                outputs.append(ffn(rows))  # [m, d]
+                part = {name: tensor.float() for name, tensor in converted.experts[expert].items()}
+                program = family.expert(Weights(part, "calibration"), self.reader.architecture, layer)
+                outputs.append(program(rows))  # [m, d]
             self._state["hidden"] = groups.combine(self._state["hidden"], outputs)  # [T, d]
 
 
 def activations_of(ffn: DenseFfn, x: Tensor, activation: str) -> Tensor:
     """What the neurons answer to ``x [T, d]``: ``[T, F]``."""
+    act = ACTIVATIONS[activation]
     with torch.inference_mode():
-        return ACTIVATIONS[activation](x @ ffn.w_in.float().t() + ffn.b_in.float())
+        inner = x @ ffn.w_in.float().t() + ffn.b_in.float()  # [T, F]
+        return act(inner) if ffn.w_gate is None else act(x @ ffn.w_gate.float().t()) * inner
+
+
+def expert_of(ffn: DenseFfn, neurons: Tensor) -> NodeTensors:
+    """The expert with these ``neurons [f] int64`` of the network: ``w_in.* w_out.weight``, gated ``gate_up.weight
+    [2f, d]`` and ``down.weight [d, f]``."""
+    if ffn.w_gate is not None:
+        gate_up = torch.cat((ffn.w_gate[neurons], ffn.w_in[neurons]))  # [2f, d]
+        return {"gate_up.weight": gate_up, "down.weight": ffn.w_out[:, neurons]}
+    return {"w_in.weight": ffn.w_in[neurons], "w_in.bias": ffn.b_in[neurons], "w_out.weight": ffn.w_out[:, neurons]}
 
 
 def convert(
@@ -117,12 +127,12 @@ def convert(
 ) -> Converted:
     """One layer's FFN as ``experts`` experts. ``x [T, d]`` and ``activations [T, F]`` are the calibration's.
 
-    Experts hold ``w_in.* w_out.weight``, the segment's share is ``router.*``. Without ``cluster`` neurons are shared
+    Experts hold what ``expert_of`` gives, the segment's share is ``router.*``. Without ``cluster`` neurons are shared
     out in their order and the router is centred on the calibration: fast, and right where grouping cannot matter
     (every expert runs, or the weights are random). Raises CheckpointError.
     """
     if method == "full":
-        copy = {"w_in.weight": ffn.w_in, "w_in.bias": ffn.b_in, "w_out.weight": ffn.w_out}
+        copy = expert_of(ffn, torch.arange(ffn.w_in.shape[0]))
         return Converted({"router.weight": upcycle_router(x, experts, seed)}, [copy] * experts)
     if cluster:
         groups = split_neurons(ffn.w_in, ffn.b_in, ffn.w_out, experts, seed, activations)
@@ -131,10 +141,7 @@ def convert(
     weight, bias = initial_router(x, activation_mass(activations, ffn.w_out, groups))
     if not cluster:
         bias = -weight @ x.float().mean(0)
-    parts = [
-        {"w_in.weight": ffn.w_in[group], "w_in.bias": ffn.b_in[group], "w_out.weight": ffn.w_out[:, group]}
-        for group in groups.experts
-    ]
+    parts = [expert_of(ffn, group) for group in groups.experts]
     return Converted({"router.weight": weight, "router.bias": bias}, parts)
 
 

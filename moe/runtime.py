@@ -42,6 +42,10 @@ FAMILIES = {
     "mixtral": rope,
     "qwen3_moe": rope,
     "olmoe": rope,
+    "llama": rope,
+    "mistral": rope,
+    "qwen2": rope,
+    "qwen3": rope,
 }
 PER_TEXT = ("lengths", "memory_lengths", "embedding", *CACHED)
 PER_MEMORY_TOKEN = ("memory",)

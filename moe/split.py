@@ -305,7 +305,7 @@ def _split_dense(
             cluster=cluster,
         )
         if seeded and settings.method == "neurons":
-            calibration.through_experts(x, reader.activation(index), converted, router)
+            calibration.through_experts(x, index, converted, router)
         else:
             calibration.through_ffn(activations, ffn)
         writer.write_layer(reader, index, router, tensors | converted.segment, converted.experts)

@@ -7,6 +7,7 @@ from typing import cast
 
 from moe.checkpoints.bert import Bert2BertReader, BertReader
 from moe.checkpoints.gpt2 import Gpt2Reader
+from moe.checkpoints.llama import LlamaReader
 from moe.checkpoints.reader import DenseReader, NativeReader
 from moe.checkpoints.rope import RopeReader
 from moe.checkpoints.source import Source
@@ -16,6 +17,10 @@ DENSE: dict[str, Callable[[Source], DenseReader]] = {
     "bert": BertReader,
     "gpt2": Gpt2Reader,
     "encoder-decoder": Bert2BertReader,
+    "llama": LlamaReader,
+    "mistral": LlamaReader,
+    "qwen2": LlamaReader,
+    "qwen3": LlamaReader,
 }
 NATIVE: dict[str, Callable[[Source], NativeReader]] = {
     "mixtral": RopeReader,

@@ -18,12 +18,14 @@ NodeTensors = dict[str, Tensor]
 class DenseFfn:
     """A dense layer's feed-forward network: ``act(x w_in^T + b_in) w_out^T + b_out``.
 
-    ``w_in [F, d]``, ``b_in [F]``, ``w_out [d, F]``; the output's bias belongs to the segments.
+    ``w_in [F, d]``, ``b_in [F]``, ``w_out [d, F]``; the output's bias belongs to the segments. Gated, with ``w_gate
+    [F, d]``: ``(act(x w_gate^T) * (x w_in^T + b_in)) w_out^T``.
     """
 
     w_in: Tensor
     b_in: Tensor
     w_out: Tensor
+    w_gate: Tensor | None = None
 
 
 class Reader(Protocol):

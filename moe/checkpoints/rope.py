@@ -1,8 +1,10 @@
-"""Mixtral, Qwen3-MoE and OLMoE checkpoints, with experts stored one by one or fused."""
+"""Checkpoints of decoders with rotary positions: what they share, and mixtures, whose experts are stored one by one or
+fused."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,20 +15,40 @@ from moe.errors import CheckpointError
 from moe.families.rope import dense_layers_before
 from moe.manifest import Family, Router, Task
 
-FAMILIES: dict[str, Family] = {"mixtral": "mixtral", "qwen3_moe": "qwen3_moe", "olmoe": "olmoe"}
-DEFAULT_THETA = {"mixtral": 1e6, "qwen3_moe": 1e4, "olmoe": 1e4}
-DEFAULT_POSITIONS = {"mixtral": 131072, "qwen3_moe": 32768, "olmoe": 4096}
-DEFAULT_EPS = {"mixtral": 1e-5, "qwen3_moe": 1e-6, "olmoe": 1e-5}
-EXPERT_PARTS = {  # gate, up, down
-    "mixtral": ("w1", "w3", "w2"),
-    "qwen3_moe": ("gate_proj", "up_proj", "down_proj"),
-    "olmoe": ("gate_proj", "up_proj", "down_proj"),
+
+@dataclass(frozen=True)
+class Variant:
+    """What a ``model_type`` fixes, or leaves out of ``config.json`` where it has its default."""
+
+    positions: int
+    theta: float = 1e4
+    eps: float = 1e-6
+    qk_norm: Literal["none", "head", "full"] = "none"
+    bias: Literal["none", "flag", "qkv"] = "none"
+    """Biases of attention: none, all four by ``attention_bias``, or those of queries, keys and values."""
+    window: Literal["none", "key", "flag"] = "none"
+    """Whether ``sliding_window`` counts: never, always, or by ``use_sliding_window``."""
+    default_window: int | None = None
+    parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    """Names of an expert's matrices: gate, up, down."""
+
+
+VARIANTS: dict[Family, Variant] = {
+    "mixtral": Variant(131072, 1e6, 1e-5, window="key", parts=("w1", "w3", "w2")),
+    "qwen3_moe": Variant(32768, qk_norm="head", bias="flag", window="flag"),
+    "olmoe": Variant(4096, eps=1e-5, qk_norm="full", bias="flag", window="key"),
+    "llama": Variant(2048, bias="flag"),
+    "mistral": Variant(131072, window="key", default_window=4096),
+    "qwen2": Variant(32768, bias="qkv", window="flag"),
+    "qwen3": Variant(32768, qk_norm="head", bias="flag", window="flag"),
 }
+HARMLESS = frozenset(("pretraining_tp", "is_llama_config", "transformers.js_config"))
 
 
-def numbers_of(fields: Fields) -> tuple[Family, dict[str, Any], Router, int]:
-    """Family, numbers, router and experts per layer. Raises CheckpointError for anything not honoured."""
-    family = FAMILIES[fields.only("model_type", *FAMILIES)]
+def numbers_of(fields: Fields, *families: Family) -> tuple[Family, dict[str, Any]]:
+    """Family and numbers of a decoder, every layer with experts. Raises CheckpointError for anything not honoured."""
+    family: Family = fields.only("model_type", *families)
+    variant = VARIANTS[family]
     hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     layers = fields.count("num_hidden_layers")
     inner = fields.count("intermediate_size")
@@ -37,22 +59,31 @@ def numbers_of(fields: Fields) -> tuple[Family, dict[str, Any], Router, int]:
         "heads": heads,
         "kv_heads": fields.count("num_key_value_heads", heads),
         "head_dim": fields.count("head_dim", max(1, hidden // heads)),
-        "ffn_size": fields.count("moe_intermediate_size") if family == "qwen3_moe" else inner,
+        "ffn_size": inner,
         "dense_ffn_size": inner,
         "activation": fields.activation("hidden_act", "silu"),
-        "eps": fields.number("rms_norm_eps", DEFAULT_EPS[family]),
-        "max_positions": fields.count("max_position_embeddings", DEFAULT_POSITIONS[family]),
-        "rope_theta": rope_theta(fields, DEFAULT_THETA[family]),
-        "qk_norm": {"mixtral": "none", "qwen3_moe": "head", "olmoe": "full"}[family],
-        "attention_bias": family != "mixtral" and fields.flag("attention_bias", False),
-        "sliding_window": sliding_window(fields, family),
+        "eps": fields.number("rms_norm_eps", variant.eps),
+        "max_positions": fields.count("max_position_embeddings", variant.positions),
+        "rope_theta": rope_theta(fields, variant.theta),
+        "qk_norm": variant.qk_norm,
+        "attention_bias": variant.bias == "qkv" or (variant.bias == "flag" and fields.flag("attention_bias", False)),
+        "sliding_window": sliding_window(fields, variant, layers),
         "clip_qkv": None,
         "moe_layers": list(range(layers)),
     }
+    fields.flag("tie_word_embeddings", False)
+    if heads % numbers["kv_heads"] or numbers["head_dim"] % 2:
+        raise CheckpointError(f"{fields.where}: heads must be a multiple of kv heads, head_dim even.")
+    return family, numbers
+
+
+def mixture_of(fields: Fields, family: Family, numbers: dict[str, Any]) -> tuple[Router, int]:
+    """Router and experts per layer; completes ``numbers``. Raises CheckpointError."""
     if family == "olmoe" and fields.get("clip_qkv") is not None:
         numbers["clip_qkv"] = fields.number("clip_qkv")
     if family == "qwen3_moe":
-        numbers["moe_layers"] = moe_layers(fields, layers)
+        numbers["ffn_size"] = fields.count("moe_intermediate_size")
+        numbers["moe_layers"] = moe_layers(fields, numbers["layers"])
     for key in ("num_experts", "num_local_experts"):
         if fields.get(key) is not None:
             experts = fields.count(key)
@@ -61,12 +92,9 @@ def numbers_of(fields: Fields) -> tuple[Family, dict[str, Any], Router, int]:
         raise CheckpointError(f"{fields.where}: config names no number of experts (num_local_experts, num_experts).")
     normalise = family == "mixtral" or fields.flag("norm_topk_prob", False)
     router = Router(fields.count("num_experts_per_tok", 2), "softmax-topk", normalise)
-    fields.flag("tie_word_embeddings", False)
-    if heads % numbers["kv_heads"] or numbers["head_dim"] % 2:
-        raise CheckpointError(f"{fields.where}: heads must be a multiple of kv heads, head_dim even.")
     if router.top_k > experts:
         raise CheckpointError(f"{fields.where}: num_experts_per_tok is larger than the number of experts.")
-    return family, numbers, router, experts
+    return router, experts
 
 
 def rope_theta(fields: Fields, default: float) -> float:
@@ -87,12 +115,26 @@ def rope_theta(fields: Fields, default: float) -> float:
     return base
 
 
-def sliding_window(fields: Fields, family: Family) -> int | None:
-    """Tokens a token may see, itself included; None: all."""
-    if family == "qwen3_moe" and not fields.flag("use_sliding_window", False):
+def sliding_window(fields: Fields, variant: Variant, layers: int) -> int | None:
+    """Tokens a token may see, itself included; None: all. Layers that differ in it are refused."""
+    if variant.window == "none":
+        return None
+    default = None if "sliding_window" in fields.config else variant.default_window
+    kinds = fields.get("layer_types", [])
+    if variant.window == "flag" and not fields.flag("use_sliding_window", False):
         fields.get("sliding_window")
         return None
-    return None if fields.get("sliding_window") is None else fields.count("sliding_window")
+    if fields.get("sliding_window", default) is None:
+        return None
+    if not kinds and variant.window == "flag":
+        full = fields.get("max_window_layers", 0)
+        kinds = ["full_attention" if layer < full else "sliding_attention" for layer in range(layers)]
+    if not isinstance(kinds, list) or len(set(kinds)) > 1:
+        raise CheckpointError(
+            f"{fields.where}: some layers have a sliding window and others none (layer_types, max_window_layers); "
+            "supported is the same in all layers."
+        )
+    return None if kinds[:1] == ["full_attention"] else fields.count("sliding_window", default)
 
 
 def moe_layers(fields: Fields, layers: int) -> list[int]:
@@ -104,29 +146,21 @@ def moe_layers(fields: Fields, layers: int) -> list[int]:
     return chosen
 
 
-class RopeReader:
-    """One of the three families, read expert by expert."""
+class RopeTensors:
+    """Segments of a decoder with rotary positions."""
 
     task: Task = "causal-lm"
 
-    def __init__(self, source: Source) -> None:
-        fields = Fields(source.config, source.where)
-        self.family, self.architecture, self.router, self.experts = numbers_of(fields)
-        eos = fields.token("eos_token_id", self.architecture["vocab_size"])
-        bos = fields.token("bos_token_id", self.architecture["vocab_size"])
-        fields.finish()
+    def __init__(self, source: Source, fields: Fields, family: Family, numbers: dict[str, Any]) -> None:
+        """``fields``: all of the configuration has been read but for the special tokens. Raises CheckpointError."""
+        self.family, self.architecture = family, numbers
+        eos = fields.token("eos_token_id", numbers["vocab_size"])
+        bos = fields.token("bos_token_id", numbers["vocab_size"])
+        fields.finish(HARMLESS)
         self.source = source
-        self.layers = len(self.architecture["moe_layers"])
-        self.max_tokens: int = self.architecture["max_positions"]
+        self.layers = len(numbers["moe_layers"])
+        self.max_tokens: int = numbers["max_positions"]
         self.special = {key: value for key, value in (("bos", bos), ("eos", eos)) if value is not None}
-        if self.family == "mixtral" and source.has("model.layers.0.block_sparse_moe.gate.weight"):
-            self.moe = "block_sparse_moe"
-        else:
-            self.moe = "mlp"
-        first = f"model.layers.{self.architecture['moe_layers'][0]}.{self.moe}.experts."
-        self.fused = source.has(f"{first}gate_up_proj")
-        if not self.fused and not source.has(f"{first}0.{EXPERT_PARTS[self.family][0]}.weight"):
-            raise CheckpointError(f"{source.where}: tensors of {first}* are missing, one by one or fused.")
 
     def segment(self, index: int) -> NodeTensors:
         n, get = self.architecture, self.source.get
@@ -150,9 +184,11 @@ class RopeReader:
             name = "model.embed_tokens.weight" if tied else "lm_head.weight"
             return tensors | {"head.vocabulary.weight": get(name, vocab, d)}
         layer = n["moe_layers"][index]
-        tensors |= self._attention("", layer)
-        tensors["router.weight"] = get(f"model.layers.{layer}.{self.moe}.gate.weight", self.experts, d)
-        return tensors
+        return tensors | self._attention("", layer) | self._router(layer)
+
+    def _router(self, layer: int) -> NodeTensors:
+        """The router of model layer ``layer``; of a dense checkpoint nothing."""
+        return {}
 
     def _attention(self, ours: str, layer: int) -> NodeTensors:
         n, name = self.architecture, f"model.layers.{layer}."
@@ -170,13 +206,36 @@ class RopeReader:
         if n["attention_bias"]:
             biases = [get(f"{name}self_attn.{part}_proj.bias", width) for part, width in parts]
             tensors[f"{ours}attention.qkv.bias"] = torch.cat(biases)
-            tensors[f"{ours}attention.out.bias"] = get(f"{name}self_attn.o_proj.bias", d)
+            if VARIANTS[self.family].bias == "flag":
+                tensors[f"{ours}attention.out.bias"] = get(f"{name}self_attn.o_proj.bias", d)
         if n["qk_norm"] != "none":
             each = n["qk_norm"] == "head"
             for part, width in parts[:2]:
                 size = n["head_dim"] if each else width
                 tensors[f"{ours}attention.{part}_norm.weight"] = get(f"{name}self_attn.{part}_norm.weight", size)
         return tensors
+
+
+class RopeReader(RopeTensors):
+    """A mixture, read expert by expert."""
+
+    def __init__(self, source: Source) -> None:
+        fields = Fields(source.config, source.where)
+        family, numbers = numbers_of(fields, "mixtral", "qwen3_moe", "olmoe")
+        self.router, self.experts = mixture_of(fields, family, numbers)
+        super().__init__(source, fields, family, numbers)
+        if self.family == "mixtral" and source.has("model.layers.0.block_sparse_moe.gate.weight"):
+            self.moe = "block_sparse_moe"
+        else:
+            self.moe = "mlp"
+        first = f"model.layers.{self.architecture['moe_layers'][0]}.{self.moe}.experts."
+        self.fused = source.has(f"{first}gate_up_proj")
+        if not self.fused and not source.has(f"{first}0.{VARIANTS[self.family].parts[0]}.weight"):
+            raise CheckpointError(f"{source.where}: tensors of {first}* are missing, one by one or fused.")
+
+    def _router(self, layer: int) -> NodeTensors:
+        name, d = f"model.layers.{layer}.{self.moe}.", self.architecture["hidden_size"]
+        return {"router.weight": self.source.get(f"{name}gate.weight", self.experts, d)}
 
     def expert(self, layer: int, expert: int) -> NodeTensors:
         n = self.architecture
@@ -186,7 +245,7 @@ class RopeReader:
         return {"gate_up.weight": gate_up, "down.weight": down}
 
     def _single(self, name: str, d: int, inner: int) -> tuple[Tensor, Tensor]:
-        gate, up, down = EXPERT_PARTS[self.family]
+        gate, up, down = VARIANTS[self.family].parts
         get = self.source.get
         both = torch.cat((get(f"{name}{gate}.weight", inner, d), get(f"{name}{up}.weight", inner, d)))  # [2F, d]
         return both, get(f"{name}{down}.weight", d, inner)

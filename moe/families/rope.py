@@ -1,4 +1,4 @@
-"""Mixtral, Qwen3-MoE and OLMoE: pre-norm decoders with rotary positions, grouped heads and gated experts.
+"""Llama and its kin, dense and mixtures: pre-norm decoders with rotary positions, grouped heads and gated experts.
 
 Layer: ``r = h + Attn(RMS(h))``, ``h' = r + Σ gate · expert(RMS(r))``. They differ in the norm of queries and
 keys (``qk_norm``: none, per head, over all heads), a bound on queries, keys and values (``clip_qkv``), a
@@ -120,10 +120,12 @@ def _attention(weights: Weights, name: str, n: Numbers, rotary: Rotary) -> Atten
     )
 
 
-def _gated(weights: Weights, name: str, n: Numbers, inner: int) -> GatedFfn:
+def _gated(weights: Weights, name: str, n: Numbers, inner: int = -1) -> GatedFfn:
+    """Tensors ``NAMEgate_up`` and ``NAMEdown``; ``inner`` -1: the inner size is the file's."""
     d = n["hidden_size"]
-    gate_up = weights.linear(f"{name}gate_up", d, 2 * inner)
-    return GatedFfn(gate_up, weights.linear(f"{name}down", inner, d), ACTIVATIONS[n["activation"]])
+    gate_up = weights.linear(f"{name}gate_up", d, 2 * inner if inner > 0 else -1)
+    down = weights.linear(f"{name}down", gate_up.matrix.shape[1] // 2, d)
+    return GatedFfn(gate_up, down, ACTIVATIONS[n["activation"]])
 
 
 def dense_layers_before(architecture: Numbers, index: int) -> list[int]:
@@ -163,4 +165,5 @@ def segment(weights: Weights, architecture: Numbers, settings: Router, index: in
 
 
 def expert(weights: Weights, architecture: Numbers, layer: int) -> GatedFfn:
-    return _gated(weights, "", architecture, architecture["ffn_size"])
+    """An expert of MoE layer ``layer``; of a dense model's it holds only some neurons, so its size is the file's."""
+    return _gated(weights, "", architecture)

@@ -31,7 +31,7 @@ from tests.unit.moe import tiny
 PROMPTS = ["Only the chosen experts", "see", "A sum does not mind its order"]
 
 
-@pytest.fixture(scope="module", params=["mixtral", "qwen3_moe", "olmoe", "gpt2"])
+@pytest.fixture(scope="module", params=["mixtral", "qwen3_moe", "olmoe", "gpt2", "llama"])
 def decoder(request: pytest.FixtureRequest, pipeline_of: Callable[[str], Path]) -> Path:
     return pipeline_of(request.param)
 

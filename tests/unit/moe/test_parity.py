@@ -49,7 +49,8 @@ def ffn_modules(case: Case) -> list[Any]:
     if case.family == "bert2bert":
         layers = [*model.encoder.encoder.layer, *model.decoder.bert.encoder.layer]
         return [layer.intermediate for layer in layers]
-    return [layer.mlp for layer in model.model.layers if hasattr(layer.mlp, "experts")]
+    native = case.family in tiny.NATIVE
+    return [layer.mlp for layer in model.model.layers if not native or hasattr(layer.mlp, "experts")]
 
 
 def test_every_layers_experts_see_what_transformers_layers_see(case: Case) -> None:
@@ -113,6 +114,15 @@ def test_routers_choose_the_same_experts_with_the_same_gates(family: str, tmp_pa
         pytest.param("olmoe", {"clip_qkv": 0.4}, id="olmoe-clip"),
         pytest.param("olmoe", {"norm_topk_prob": True, "hidden_act": "gelu"}, id="olmoe-normalised-gelu"),
         pytest.param("olmoe", {"attention_bias": True}, id="olmoe-bias"),
+        pytest.param("llama", {"attention_bias": True, "head_dim": 24}, id="llama-bias-own-head-dim"),
+        pytest.param("llama", {"tie_word_embeddings": True, "rope_theta": 500.0}, id="llama-tied-theta"),
+        pytest.param("llama", {"num_key_value_heads": 1, "hidden_act": "gelu"}, id="llama-one-kv-head-gelu"),
+        pytest.param("mistral", {"sliding_window": 5}, id="mistral-window"),
+        pytest.param(
+            "qwen2", {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 0}, id="qwen2-window"
+        ),
+        pytest.param("qwen2", {"use_sliding_window": False, "sliding_window": 3}, id="qwen2-window-off"),
+        pytest.param("qwen3", {"attention_bias": True, "tie_word_embeddings": True}, id="qwen3-bias-tied"),
     ],
 )
 def test_configurations_are_honoured(family: str, changes: dict[str, Any], tmp_path: Path) -> None:

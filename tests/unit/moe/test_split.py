@@ -75,7 +75,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_does_not(method: Any, tm
     assert digest(tmp_path / "a") != digest(tmp_path / "c2")
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2", "bert2bert"])
+@pytest.mark.parametrize("family", ["bert", "gpt2", "bert2bert", "llama"])
 @pytest.mark.parametrize("top_k", [1, 2, 3])
 def test_full_size_experts_keep_the_dense_function_at_any_top_k(family: str, top_k: int, tmp_path: Path) -> None:
     model = tiny.build(family)
@@ -226,6 +226,15 @@ def change_config(checkpoint: Path, **changes: Any) -> None:
         pytest.param("qwen3_moe", {"mlp_only_layers": [0, 1, 2, 3, 4]}, "no layer has experts", id="all-dense"),
         pytest.param("olmoe", {"clip_qkv": "much"}, "'clip_qkv'", id="clip"),
         pytest.param("olmoe", {"num_key_value_heads": 3}, "kv heads", id="kv-heads"),
+        pytest.param("llama", {"mlp_bias": True}, "'mlp_bias'", id="llama-mlp-bias"),
+        pytest.param("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "'rope_type'", id="llama3"),
+        pytest.param("mistral", {"num_key_value_heads": 4}, "has shape", id="mistral-heads"),
+        pytest.param(
+            "qwen2",
+            {"use_sliding_window": True, "sliding_window": 3, "layer_types": ["full_attention", "sliding_attention"]},
+            "the same in all layers",
+            id="qwen2-mixed-windows",
+        ),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(family: str, changes: dict[str, Any], said: str, tmp_path: Path) -> None:

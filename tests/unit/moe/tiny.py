@@ -71,6 +71,27 @@ def olmoe(**changes: Any) -> Any:
     return transformers.OlmoeForCausalLM(transformers.OlmoeConfig(**{**ROPE, **numbers, **changes}))
 
 
+def llama(**changes: Any) -> Any:
+    return _dense(transformers.LlamaForCausalLM, transformers.LlamaConfig, changes)
+
+
+def mistral(**changes: Any) -> Any:
+    return _dense(transformers.MistralForCausalLM, transformers.MistralConfig, {"sliding_window": None, **changes})
+
+
+def qwen2(**changes: Any) -> Any:
+    return _dense(transformers.Qwen2ForCausalLM, transformers.Qwen2Config, changes)
+
+
+def qwen3(**changes: Any) -> Any:
+    return _dense(transformers.Qwen3ForCausalLM, transformers.Qwen3Config, {"head_dim": 16, **changes})
+
+
+def _dense(model: Any, config: Any, changes: dict[str, Any]) -> Any:
+    ids = {"bos_token_id": 1, "eos_token_id": 2}
+    return model(config(**{**ROPE, "intermediate_size": 50, **ids, **changes}))
+
+
 BUILDERS: dict[str, Callable[..., Any]] = {
     "bert": bert,
     "gpt2": gpt2,
@@ -78,6 +99,10 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "mixtral": mixtral,
     "qwen3_moe": qwen3_moe,
     "olmoe": olmoe,
+    "llama": llama,
+    "mistral": mistral,
+    "qwen2": qwen2,
+    "qwen3": qwen3,
 }
 NATIVE = ("mixtral", "qwen3_moe", "olmoe")
 

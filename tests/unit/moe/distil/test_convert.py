@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
+from moe.checkpoints.reader import DenseFfn
 from moe.convert import (
     Groups,
     activation_mass,
@@ -21,16 +19,9 @@ from moe.convert import (
 from moe.errors import CheckpointError
 
 
-@dataclass(frozen=True)
-class Ffn:
-    w_in: Tensor
-    b_in: Tensor
-    w_out: Tensor
-
-
-def ffn(neurons: int = 24, width: int = 6, seed: int = 0) -> Ffn:
+def ffn(neurons: int = 24, width: int = 6, seed: int = 0) -> DenseFfn:
     g = torch.Generator().manual_seed(seed)
-    return Ffn(
+    return DenseFfn(
         torch.randn(neurons, width, generator=g),
         torch.randn(neurons, generator=g),
         torch.randn(width, neurons, generator=g),
@@ -64,7 +55,7 @@ def test_the_same_seed_gives_the_same_groups() -> None:
 
 def test_neurons_that_fire_together_go_together() -> None:
     f = ffn(neurons=12)
-    f = Ffn(f.w_in, f.b_in, torch.ones(6, 12))
+    f = DenseFfn(f.w_in, f.b_in, torch.ones(6, 12))
     first = torch.rand(200, 1, generator=torch.Generator().manual_seed(2)) > 0.5
     one, other = first.float().expand(-1, 6), (~first).float().expand(-1, 6)
     activations = torch.stack((one, other), 2).reshape(200, 12)  # even neurons fire together, odd ones too
@@ -174,3 +165,9 @@ def test_the_upcycled_router_points_at_the_clusters() -> None:
     choice = (hidden @ router.t()).argmax(1)
     assert len(set(choice[:5].tolist())) == len(set(choice[5:].tolist())) == 1
     assert choice[0] != choice[-1]
+
+
+def test_an_adapter_is_not_put_on_a_gated_network() -> None:
+    f = ffn()
+    with pytest.raises(CheckpointError, match="are gated"):
+        apply_adapter({}, 0, {}, DenseFfn(f.w_in, f.b_in, f.w_out, f.w_in))
