@@ -1,0 +1,90 @@
+"""What an instance can do, from its profile: prefill time by prompt length, token interval by tokens in the batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from functions.scheduling.settings import SchedulingError
+
+
+@dataclass(frozen=True)
+class PrefillModel:
+    """T(r, i) = constant + linear · tokens + square · tokens², in seconds."""
+
+    constant_s: float
+    linear_s: float
+    square_s: float
+
+    def seconds(self, tokens: int) -> float:
+        """Predicted prefill time of a prompt of ``tokens``; never below 0, where a fit may dip."""
+        return max(self.constant_s + tokens * (self.linear_s + tokens * self.square_s), 0.0)
+
+
+@dataclass(frozen=True)
+class DecodeModel:
+    """Token interval = constant + linear · tokens in the batch (context of all its requests), in seconds."""
+
+    constant_s: float
+    linear_s: float
+
+    def seconds(self, tokens: int) -> float:
+        return self.constant_s + self.linear_s * tokens
+
+    def most_tokens(self, tpot_s: float) -> int:
+        """MT(i, SLO_TPOT): the most tokens at once whose interval is at most ``tpot_s``; 0 where none is."""
+        return max(math.floor((tpot_s - self.constant_s) / self.linear_s + 1e-9), 0)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One instance."""
+
+    prefill: PrefillModel
+    decode: DecodeModel
+
+
+def fit_prefill(tokens: Sequence[int], seconds: Sequence[float]) -> PrefillModel:
+    """Least squares of degree 2. Raises SchedulingError with fewer than three different lengths."""
+    _check(tokens, seconds, least=3)
+    square, linear, constant = np.polyfit(np.asarray(tokens, float), np.asarray(seconds, float), 2)
+    return PrefillModel(float(constant), float(linear), float(square))
+
+
+def fit_decode(tokens: Sequence[int], seconds: Sequence[float]) -> DecodeModel:
+    """Least squares of degree 1. Raises SchedulingError with fewer than two different numbers of tokens, and where the
+    interval does not grow with them, as then no number of tokens is too many."""
+    _check(tokens, seconds, least=2)
+    linear, constant = np.polyfit(np.asarray(tokens, float), np.asarray(seconds, float), 1)
+    if linear <= 0:
+        raise SchedulingError("the measured token interval does not grow with the tokens in the batch")
+    return DecodeModel(float(constant), float(linear))
+
+
+def predicted_ttfts(arrivals_s: Sequence[float], prefills_s: Sequence[float]) -> list[float]:
+    """TTFT in seconds of requests that one instance prefills in this order (Eq. 1 and 2).
+
+    Raises SchedulingError where the lengths differ or arrivals fall.
+    """
+    if len(arrivals_s) != len(prefills_s):
+        raise SchedulingError(f"{len(arrivals_s)} arrivals but {len(prefills_s)} prefill times were given")
+    ttfts: list[float] = []
+    end, before = -math.inf, -math.inf
+    for arrival, prefill in zip(arrivals_s, prefills_s, strict=True):
+        if arrival < before:
+            raise SchedulingError(f"arrivals must not fall, got {arrival:g} after {before:g}")
+        ttfts.append(max(end - arrival, 0.0) + prefill)
+        end, before = arrival + ttfts[-1], arrival
+    return ttfts
+
+
+def _check(tokens: Sequence[int], seconds: Sequence[float], least: int) -> None:
+    if len(tokens) != len(seconds):
+        raise SchedulingError(f"{len(tokens)} numbers of tokens but {len(seconds)} times were measured")
+    if len(set(tokens)) < least:
+        raise SchedulingError(f"a profile needs at least {least} different numbers of tokens, got {len(set(tokens))}")
+    if not all(math.isfinite(value) and value >= 0 for value in (*tokens, *seconds)):
+        raise SchedulingError("a profile's tokens and times must be finite and at least 0")

@@ -1,0 +1,73 @@
+"""Profiles: fits, the most tokens within TPOT, and TTFT of a queue against a clock stepped by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from functions.scheduling.predictor import DecodeModel, fit_decode, fit_prefill, predicted_ttfts
+from functions.scheduling.settings import SchedulingError
+
+
+def test_a_quadratic_is_fitted_exactly_where_the_times_are_one() -> None:
+    lengths = [100, 500, 1000, 4000]
+    model = fit_prefill(lengths, [0.01 + 2e-4 * n + 3e-9 * n * n for n in lengths])
+    assert model.seconds(2000) == pytest.approx(0.01 + 0.4 + 0.012)
+
+
+def test_a_fit_that_dips_below_zero_predicts_no_time() -> None:
+    assert fit_prefill([100, 200, 300], [0.0, 0.1, 0.2]).seconds(1) == 0.0
+
+
+@given(st.floats(0.001, 0.05), st.floats(1e-8, 1e-4), st.floats(0.01, 0.5))
+def test_most_tokens_is_the_last_number_within_the_target(constant: float, linear: float, target: float) -> None:
+    model = DecodeModel(constant, linear)
+    most = model.most_tokens(target)
+    assert most == 0 or model.seconds(most) <= target * (1 + 1e-6)
+    assert model.seconds(most + 1) > target
+
+
+def test_a_decode_profile_is_a_line() -> None:
+    model = fit_decode([1000, 2000, 3000], [0.02, 0.03, 0.04])
+    assert model.most_tokens(0.0951) == 8510
+
+
+def test_ttft_of_a_queue_worked_by_hand() -> None:
+    # The first ends at 3, the second waits 2 s and ends at 5, the third arrives when all is done.
+    assert predicted_ttfts([0.0, 1.0, 7.0], [3.0, 2.0, 1.5]) == [3.0, 4.0, 1.5]
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 9)), max_size=8))
+def test_ttft_equals_a_server_stepped_second_by_second(steps: list[tuple[int, int]]) -> None:
+    arrivals: list[float] = []
+    for gap, _ in steps:
+        arrivals.append((arrivals[-1] if arrivals else 0) + gap)
+    work = [seconds for _, seconds in steps]
+    ends, left, clock = [0.0] * len(work), list(work), 0
+    while any(end == 0 for end in ends) and clock < 1000:
+        waiting = [at for at, arrival in enumerate(arrivals) if arrival <= clock and ends[at] == 0]
+        while waiting and left[waiting[0]] == 0:
+            at = waiting.pop(0)
+            ends[at] = max(clock, 1e-9)
+        if waiting:
+            left[waiting[0]] -= 1
+        clock += 1
+    expected = [end - arrival for end, arrival in zip(ends, arrivals, strict=True)]
+    assert predicted_ttfts(arrivals, [float(w) for w in work]) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (lambda: fit_prefill([1, 1, 2], [1, 1, 2]), "at least 3 different"),
+        (lambda: fit_decode([1, 2], [0.2, 0.1]), "does not grow"),
+        (lambda: fit_decode([1, 2], [0.2]), "1 times were measured"),
+        (lambda: fit_decode([1, 2], [0.2, float("nan")]), "finite"),
+        (lambda: predicted_ttfts([1.0, 0.0], [1.0, 1.0]), "must not fall"),
+        (lambda: predicted_ttfts([1.0], []), "1 arrivals but 0"),
+    ],
+)
+def test_bad_measurements_are_refused_in_a_sentence(call, why: str) -> None:
+    with pytest.raises(SchedulingError, match=why):
+        call()
