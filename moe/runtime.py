@@ -46,6 +46,7 @@ FAMILIES = {
     "mistral": rope,
     "qwen2": rope,
     "qwen3": rope,
+    "qwen2_moe": rope,
 }
 PER_TEXT = ("lengths", "memory_lengths", "embedding", *CACHED)
 PER_MEMORY_TOKEN = ("memory",)

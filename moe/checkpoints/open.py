@@ -24,6 +24,7 @@ DENSE: dict[str, Callable[[Source], DenseReader]] = {
 }
 NATIVE: dict[str, Callable[[Source], NativeReader]] = {
     "mixtral": RopeReader,
+    "qwen2_moe": RopeReader,
     "qwen3_moe": RopeReader,
     "olmoe": RopeReader,
 }

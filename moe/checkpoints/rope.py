@@ -29,6 +29,8 @@ class Variant:
     window: Literal["none", "key", "flag"] = "none"
     """Whether ``sliding_window`` counts: never, always, or by ``use_sliding_window``."""
     default_window: int | None = None
+    full_layers: int | None = None
+    """Default of ``max_window_layers``, the first layers without a window; None: that key changes nothing."""
     parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     """Names of an expert's matrices: gate, up, down."""
 
@@ -39,8 +41,9 @@ VARIANTS: dict[Family, Variant] = {
     "olmoe": Variant(4096, eps=1e-5, qk_norm="full", bias="flag", window="key"),
     "llama": Variant(2048, bias="flag"),
     "mistral": Variant(131072, window="key", default_window=4096),
-    "qwen2": Variant(32768, bias="qkv", window="flag"),
-    "qwen3": Variant(32768, qk_norm="head", bias="flag", window="flag"),
+    "qwen2": Variant(32768, bias="qkv", window="flag", full_layers=28),
+    "qwen2_moe": Variant(32768, bias="qkv", window="flag", full_layers=28),
+    "qwen3": Variant(32768, qk_norm="head", bias="flag", window="flag", full_layers=28),
 }
 HARMLESS = frozenset(("pretraining_tp", "is_llama_config", "transformers.js_config"))
 
@@ -81,7 +84,9 @@ def mixture_of(fields: Fields, family: Family, numbers: dict[str, Any]) -> tuple
     """Router and experts per layer; completes ``numbers``. Raises CheckpointError."""
     if family == "olmoe" and fields.get("clip_qkv") is not None:
         numbers["clip_qkv"] = fields.number("clip_qkv")
-    if family == "qwen3_moe":
+    if family == "qwen2_moe":
+        numbers["attention_bias"] = fields.flag("qkv_bias", True)
+    if family in ("qwen2_moe", "qwen3_moe"):
         numbers["ffn_size"] = fields.count("moe_intermediate_size")
         numbers["moe_layers"] = moe_layers(fields, numbers["layers"])
     for key in ("num_experts", "num_local_experts"):
@@ -91,7 +96,8 @@ def mixture_of(fields: Fields, family: Family, numbers: dict[str, Any]) -> tuple
     else:
         raise CheckpointError(f"{fields.where}: config names no number of experts (num_local_experts, num_experts).")
     normalise = family == "mixtral" or fields.flag("norm_topk_prob", False)
-    router = Router(fields.count("num_experts_per_tok", 2), "softmax-topk", normalise)
+    top_k = fields.count("num_experts_per_tok", 2 if family == "mixtral" else None)
+    router = Router(top_k, "softmax-topk", normalise)
     if router.top_k > experts:
         raise CheckpointError(f"{fields.where}: num_experts_per_tok is larger than the number of experts.")
     return router, experts
@@ -126,8 +132,10 @@ def sliding_window(fields: Fields, variant: Variant, layers: int) -> int | None:
         return None
     if fields.get("sliding_window", default) is None:
         return None
-    if not kinds and variant.window == "flag":
-        full = fields.get("max_window_layers", 0)
+    if not kinds and variant.full_layers is not None:
+        full = fields.get("max_window_layers", variant.full_layers)
+        if not isinstance(full, int):
+            raise CheckpointError(f"{fields.where}: config key 'max_window_layers' must be a whole number.")
         kinds = ["full_attention" if layer < full else "sliding_attention" for layer in range(layers)]
     if not isinstance(kinds, list) or len(set(kinds)) > 1:
         raise CheckpointError(
@@ -169,11 +177,9 @@ class RopeTensors:
         if index == 0:
             tensors["embed.words"] = get("model.embed_tokens.weight", vocab, d)
         for place, layer in enumerate(dense_layers_before(n, index)):
-            name, inner = f"dense.{place}", n["dense_ffn_size"]
-            tensors |= self._attention(f"{name}.", layer)
-            gate, up = (get(f"model.layers.{layer}.mlp.{part}_proj.weight", inner, d) for part in ("gate", "up"))
-            tensors[f"{name}.gate_up.weight"] = torch.cat((gate, up))
-            tensors[f"{name}.down.weight"] = get(f"model.layers.{layer}.mlp.down_proj.weight", d, inner)
+            name = f"dense.{place}."
+            tensors |= self._attention(name, layer)
+            tensors |= self._gated(name, f"model.layers.{layer}.mlp.", n["dense_ffn_size"])
         if index == self.layers:
             tied = not self.source.has("lm_head.weight")
             if tied and not self.source.config.get("tie_word_embeddings"):
@@ -187,8 +193,15 @@ class RopeTensors:
         return tensors | self._attention("", layer) | self._router(layer)
 
     def _router(self, layer: int) -> NodeTensors:
-        """The router of model layer ``layer``; of a dense checkpoint nothing."""
+        """The router of model layer ``layer`` and its shared expert; of a dense checkpoint nothing."""
         return {}
+
+    def _gated(self, ours: str, theirs: str, inner: int) -> NodeTensors:
+        """A whole gated network of ``inner`` neurons, gate and up as one matrix."""
+        get, d = self.source.get, self.architecture["hidden_size"]
+        gate, up = (get(f"{theirs}{part}_proj.weight", inner, d) for part in ("gate", "up"))
+        down = get(f"{theirs}down_proj.weight", d, inner)
+        return {f"{ours}gate_up.weight": torch.cat((gate, up)), f"{ours}down.weight": down}
 
     def _attention(self, ours: str, layer: int) -> NodeTensors:
         n, name = self.architecture, f"model.layers.{layer}."
@@ -221,8 +234,9 @@ class RopeReader(RopeTensors):
 
     def __init__(self, source: Source) -> None:
         fields = Fields(source.config, source.where)
-        family, numbers = numbers_of(fields, "mixtral", "qwen3_moe", "olmoe")
+        family, numbers = numbers_of(fields, "mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
         self.router, self.experts = mixture_of(fields, family, numbers)
+        self.shared = fields.count("shared_expert_intermediate_size") if family == "qwen2_moe" else 0
         super().__init__(source, fields, family, numbers)
         if self.family == "mixtral" and source.has("model.layers.0.block_sparse_moe.gate.weight"):
             self.moe = "block_sparse_moe"
@@ -235,7 +249,11 @@ class RopeReader(RopeTensors):
 
     def _router(self, layer: int) -> NodeTensors:
         name, d = f"model.layers.{layer}.{self.moe}.", self.architecture["hidden_size"]
-        return {"router.weight": self.source.get(f"{name}gate.weight", self.experts, d)}
+        tensors = {"router.weight": self.source.get(f"{name}gate.weight", self.experts, d)}
+        if self.shared:
+            tensors |= self._gated("shared.", f"{name}shared_expert.", self.shared)
+            tensors["shared.gate.weight"] = self.source.get(f"{name}shared_expert_gate.weight", 1, d)
+        return tensors
 
     def expert(self, layer: int, expert: int) -> NodeTensors:
         n = self.architecture

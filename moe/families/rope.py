@@ -87,14 +87,19 @@ class DenseBlock:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The part of a MoE layer before its experts."""
+    """The part of a MoE layer before its experts, and the expert that every token meets: ``r + σ(x w) shared(x)``."""
 
     attention: Attention
     norm: RmsNorm
+    shared: GatedFfn | None
+    shared_gate: Linear | None
 
     def __call__(self, h: Tensor, place: Place) -> tuple[Tensor, Tensor]:
         r = self.attention(h, place.packing)  # [T, d]
-        return r, self.norm(r)  # [T, d], [T, d]
+        x = self.norm(r)  # [T, d]
+        if self.shared is None or self.shared_gate is None:
+            return r, x
+        return r + torch.sigmoid(self.shared_gate(x)) * self.shared(x), x
 
 
 def _attention(weights: Weights, name: str, n: Numbers, rotary: Rotary) -> Attention:
@@ -128,6 +133,17 @@ def _gated(weights: Weights, name: str, n: Numbers, inner: int = -1) -> GatedFfn
     return GatedFfn(gate_up, down, ACTIVATIONS[n["activation"]])
 
 
+def _begin(weights: Weights, n: Numbers, rotary: Rotary) -> Begin:
+    d = n["hidden_size"]
+    shared = any(name.startswith("shared.") for name in weights.tensors)
+    return Begin(
+        attention=_attention(weights, "attention", n, rotary),
+        norm=weights.rms_norm("expert_norm", d, n["eps"]),
+        shared=_gated(weights, "shared.", n) if shared else None,
+        shared_gate=weights.linear("shared.gate", d, 1) if shared else None,
+    )
+
+
 def dense_layers_before(architecture: Numbers, index: int) -> list[int]:
     """Model layers that segment ``index`` computes whole, ahead of MoE layer ``index`` (or of the head)."""
     moe_layers: list[int] = architecture["moe_layers"]
@@ -158,8 +174,7 @@ def segment(weights: Weights, architecture: Numbers, settings: Router, index: in
         vocabulary = weights.linear("head.vocabulary", d, n["vocab_size"])
         head = LanguageHead(weights.rms_norm("head.norm", d, n["eps"]), vocabulary)
     else:
-        attention = _attention(weights, "attention", n, rotary)
-        begin = Begin(attention, weights.rms_norm("expert_norm", d, n["eps"]))
+        begin = _begin(weights, n, rotary)
         router = RouterProgram(weights.linear("router", d, -1), settings)
     return Segment(embed=words, blocks=blocks, begin=begin, router=router, head=head)
 

@@ -114,6 +114,12 @@ def test_routers_choose_the_same_experts_with_the_same_gates(family: str, tmp_pa
         pytest.param("olmoe", {"clip_qkv": 0.4}, id="olmoe-clip"),
         pytest.param("olmoe", {"norm_topk_prob": True, "hidden_act": "gelu"}, id="olmoe-normalised-gelu"),
         pytest.param("olmoe", {"attention_bias": True}, id="olmoe-bias"),
+        pytest.param("qwen2_moe", {"norm_topk_prob": True, "qkv_bias": False}, id="qwen2-moe-normalised-no-bias"),
+        pytest.param(
+            "qwen2_moe",
+            {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 0},
+            id="qwen2-moe-window",
+        ),
         pytest.param("llama", {"attention_bias": True, "head_dim": 24}, id="llama-bias-own-head-dim"),
         pytest.param("llama", {"tie_word_embeddings": True, "rope_theta": 500.0}, id="llama-tied-theta"),
         pytest.param("llama", {"num_key_value_heads": 1, "hidden_act": "gelu"}, id="llama-one-kv-head-gelu"),

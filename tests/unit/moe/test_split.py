@@ -226,6 +226,8 @@ def change_config(checkpoint: Path, **changes: Any) -> None:
         pytest.param("qwen3_moe", {"mlp_only_layers": [0, 1, 2, 3, 4]}, "no layer has experts", id="all-dense"),
         pytest.param("olmoe", {"clip_qkv": "much"}, "'clip_qkv'", id="clip"),
         pytest.param("olmoe", {"num_key_value_heads": 3}, "kv heads", id="kv-heads"),
+        pytest.param("olmoe", {"num_experts_per_tok": None}, "'num_experts_per_tok'", id="no-top-k"),
+        pytest.param("qwen2_moe", {"shared_expert_intermediate_size": 41}, "has shape", id="shared-size"),
         pytest.param("llama", {"mlp_bias": True}, "'mlp_bias'", id="llama-mlp-bias"),
         pytest.param("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "'rope_type'", id="llama3"),
         pytest.param("mistral", {"num_key_value_heads": 4}, "has shape", id="mistral-heads"),

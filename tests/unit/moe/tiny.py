@@ -71,6 +71,18 @@ def olmoe(**changes: Any) -> Any:
     return transformers.OlmoeForCausalLM(transformers.OlmoeConfig(**{**ROPE, **numbers, **changes}))
 
 
+def qwen2_moe(**changes: Any) -> Any:
+    numbers = {
+        "intermediate_size": 48,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 40,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "mlp_only_layers": [1],
+    }
+    return transformers.Qwen2MoeForCausalLM(transformers.Qwen2MoeConfig(**{**ROPE, **numbers, **changes}))
+
+
 def llama(**changes: Any) -> Any:
     return _dense(transformers.LlamaForCausalLM, transformers.LlamaConfig, changes)
 
@@ -99,12 +111,13 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "mixtral": mixtral,
     "qwen3_moe": qwen3_moe,
     "olmoe": olmoe,
+    "qwen2_moe": qwen2_moe,
     "llama": llama,
     "mistral": mistral,
     "qwen2": qwen2,
     "qwen3": qwen3,
 }
-NATIVE = ("mixtral", "qwen3_moe", "olmoe")
+NATIVE = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
 
 
 def build(family: str, seed: int = 0, **changes: Any) -> Any:
