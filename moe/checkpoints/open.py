@@ -37,8 +37,11 @@ def is_dense(source: Source) -> bool:
         return True
     if kind in NATIVE:
         return False
-    families = ", ".join([*DENSE, *NATIVE])
-    raise CheckpointError(f"{source.where}: config key 'model_type' is {kind!r}; supported are {families}.")
+    families, names = ", ".join([*DENSE, *NATIVE]), source.config.get("architectures")
+    architecture = f"architecture {names[0]!r}, " if isinstance(names, list) and names else ""
+    raise CheckpointError(
+        f"{source.where}: {architecture}model_type {kind!r} is not supported; supported are {families}."
+    )
 
 
 def open_dense(source: Source) -> DenseReader:

@@ -51,6 +51,11 @@ HARMLESS = frozenset(("pretraining_tp", "is_llama_config", "transformers.js_conf
 def numbers_of(fields: Fields, *families: Family) -> tuple[Family, dict[str, Any]]:
     """Family and numbers of a decoder, every layer with experts. Raises CheckpointError for anything not honoured."""
     family: Family = fields.only("model_type", *families)
+    names = fields.get("architectures", [])
+    if isinstance(names, list) and names and not str(names[0]).endswith(("ForCausalLM", "Model")):
+        raise CheckpointError(
+            f"{fields.where}: architecture {names[0]!r} is no language model; of {family} supported is the causal one."
+        )
     variant = VARIANTS[family]
     hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     layers = fields.count("num_hidden_layers")

@@ -203,6 +203,13 @@ def change_config(checkpoint: Path, **changes: Any) -> None:
     ("family", "changes", "said"),
     [
         pytest.param("bert", {"model_type": "t5"}, "supported are bert, gpt2", id="model-type"),
+        pytest.param(
+            "bert",
+            {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]},
+            "'T5ForConditionalGeneration', model_type 't5' is not supported; supported are bert",
+            id="architecture",
+        ),
+        pytest.param("llama", {"architectures": ["LlamaForTokenClassification"]}, "no language model", id="other-head"),
         pytest.param("bert", {"hidden_act": "tanh"}, "'hidden_act'", id="activation"),
         pytest.param("bert", {"position_embedding_type": "relative_key"}, "'position_embedding_type'", id="positions"),
         pytest.param("bert", {"is_decoder": True}, "'is_decoder'", id="bert-decoder"),
