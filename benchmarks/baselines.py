@@ -53,7 +53,7 @@ from traces.traffic import DATA_SETS
 POLICIES = (
     *("constant", "constant-per-layer", "constant-per-expert", "constant+burst", "constant-per-expert+burst"),
     *("serverlessmoe", "elasticmoe", "faasconf", "openfaas"),
-    *("hpa", "hpa+burst", "tuned-hpa", "kpa", "keda", "apa", "slo-aware", "last-window"),
+    *("hpa", "hpa+burst", "tuned-hpa", "kpa", "keda", "apa", "slo-aware", "last-window", "last-window+burst"),
 )
 
 

@@ -29,7 +29,7 @@ from traces.traffic import REPLAYED_PATTERNS
 
 OPPONENTS = (
     *("constant", "constant-per-layer", "constant-per-expert", "constant+burst", "constant-per-expert+burst"),
-    *("hpa", "hpa+burst", "kpa", "keda", "apa", "slo-aware", "last-window"),
+    *("hpa", "hpa+burst", "kpa", "keda", "apa", "slo-aware", "last-window", "last-window+burst"),
 )
 ALL = "all"
 
