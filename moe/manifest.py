@@ -26,7 +26,18 @@ INGRESS = "ingress"
 MAX_MANIFEST_BYTES = 64 * 2**20
 
 Family = Literal[
-    "bert", "gpt2", "bert2bert", "mixtral", "qwen3_moe", "olmoe", "llama", "mistral", "qwen2", "qwen3", "qwen2_moe"
+    "bert",
+    "gpt2",
+    "bert2bert",
+    "mixtral",
+    "qwen3_moe",
+    "olmoe",
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "qwen2_moe",
+    "granitemoe",
 ]
 Task = Literal["embedding", "causal-lm", "seq2seq-lm"]
 Dtype = Literal["float32", "bfloat16", "float16"]

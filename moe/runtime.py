@@ -47,6 +47,7 @@ FAMILIES = {
     "qwen2": rope,
     "qwen3": rope,
     "qwen2_moe": rope,
+    "granitemoe": rope,
 }
 PER_TEXT = ("lengths", "memory_lengths", "embedding", *CACHED)
 PER_MEMORY_TOKEN = ("memory",)

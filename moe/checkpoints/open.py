@@ -7,6 +7,7 @@ from typing import cast
 
 from moe.checkpoints.bert import Bert2BertReader, BertReader
 from moe.checkpoints.gpt2 import Gpt2Reader
+from moe.checkpoints.granite import GraniteReader
 from moe.checkpoints.llama import LlamaReader
 from moe.checkpoints.reader import DenseReader, NativeReader
 from moe.checkpoints.rope import RopeReader
@@ -27,6 +28,7 @@ NATIVE: dict[str, Callable[[Source], NativeReader]] = {
     "qwen2_moe": RopeReader,
     "qwen3_moe": RopeReader,
     "olmoe": RopeReader,
+    "granitemoe": GraniteReader,
 }
 
 

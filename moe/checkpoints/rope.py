@@ -39,6 +39,7 @@ VARIANTS: dict[Family, Variant] = {
     "mixtral": Variant(131072, 1e6, 1e-5, window="key", parts=("w1", "w3", "w2")),
     "qwen3_moe": Variant(32768, qk_norm="head", bias="flag", window="flag"),
     "olmoe": Variant(4096, eps=1e-5, qk_norm="full", bias="flag", window="key"),
+    "granitemoe": Variant(2048, bias="flag"),
     "llama": Variant(2048, bias="flag"),
     "mistral": Variant(131072, window="key", default_window=4096),
     "qwen2": Variant(32768, bias="qkv", window="flag", full_layers=28),
@@ -100,8 +101,8 @@ def mixture_of(fields: Fields, family: Family, numbers: dict[str, Any]) -> tuple
             break
     else:
         raise CheckpointError(f"{fields.where}: config names no number of experts (num_local_experts, num_experts).")
-    normalise = family == "mixtral" or fields.flag("norm_topk_prob", False)
-    top_k = fields.count("num_experts_per_tok", 2 if family == "mixtral" else None)
+    normalise = family in ("mixtral", "granitemoe") or fields.flag("norm_topk_prob", False)
+    top_k = fields.count("num_experts_per_tok", 2 if family in ("mixtral", "granitemoe") else None)
     router = Router(top_k, "softmax-topk", normalise)
     if router.top_k > experts:
         raise CheckpointError(f"{fields.where}: num_experts_per_tok is larger than the number of experts.")

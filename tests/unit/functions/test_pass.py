@@ -160,7 +160,20 @@ def test_killed_replicas_and_drained_ones_lose_no_request(bert: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "family", ["gpt2", "bert2bert", "mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "llama", "mistral", "qwen2", "qwen3"]
+    "family",
+    [
+        "gpt2",
+        "bert2bert",
+        "mixtral",
+        "qwen3_moe",
+        "olmoe",
+        "qwen2_moe",
+        "granitemoe",
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+    ],
 )
 def test_decoders_give_the_whole_models_logits_and_texts(pipeline_of: Callable[[str], Path], family: str) -> None:
     folder = pipeline_of(family)

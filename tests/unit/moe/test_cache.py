@@ -23,6 +23,7 @@ DECODERS = {
     "qwen3_moe": {"max_position_embeddings": 640},
     "olmoe": {"max_position_embeddings": 640},
     "qwen2_moe": {"max_position_embeddings": 640},
+    "granitemoe": {"max_position_embeddings": 640},
     "llama": {"max_position_embeddings": 640},
     "mistral-window": {"max_position_embeddings": 640, "sliding_window": 24},
     "qwen2": {"max_position_embeddings": 640},

@@ -50,7 +50,8 @@ def ffn_modules(case: Case) -> list[Any]:
         layers = [*model.encoder.encoder.layer, *model.decoder.bert.encoder.layer]
         return [layer.intermediate for layer in layers]
     native = case.family in tiny.NATIVE
-    return [layer.mlp for layer in model.model.layers if not native or hasattr(layer.mlp, "experts")]
+    modules = [getattr(layer, "mlp", None) or layer.block_sparse_moe for layer in model.model.layers]
+    return [module for module in modules if not native or hasattr(module, "experts")]
 
 
 def test_every_layers_experts_see_what_transformers_layers_see(case: Case) -> None:
@@ -77,7 +78,8 @@ def test_routers_choose_the_same_experts_with_the_same_gates(family: str, tmp_pa
     case = make_case(family, tmp_path)
     theirs: list[tuple[Tensor, Tensor]] = []
     for module in ffn_modules(case):
-        module.gate.register_forward_hook(lambda _, __, out: theirs.append((out[1], out[2])))
+        router = module.gate if hasattr(module, "gate") else module.router
+        router.register_forward_hook(lambda _, __, out: theirs.append((out[1], out[2])))
     ours: list[tuple[Tensor, Tensor]] = []
     pipeline = case.pipeline(
         trace=lambda _, __, reply: ours.append((reply["gates"], reply["expert_ids"])) if "gates" in reply else None
@@ -120,6 +122,7 @@ def test_routers_choose_the_same_experts_with_the_same_gates(family: str, tmp_pa
             {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 0},
             id="qwen2-moe-window",
         ),
+        pytest.param("granitemoe", {"attention_bias": True, "tie_word_embeddings": True}, id="granite-bias-tied"),
         pytest.param("llama", {"attention_bias": True, "head_dim": 24}, id="llama-bias-own-head-dim"),
         pytest.param("llama", {"tie_word_embeddings": True, "rope_theta": 500.0}, id="llama-tied-theta"),
         pytest.param("llama", {"num_key_value_heads": 1, "hidden_act": "gelu"}, id="llama-one-kv-head-gelu"),

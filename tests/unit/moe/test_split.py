@@ -42,7 +42,7 @@ def test_sharded_checkpoints_give_the_same_pipeline(family: str, tmp_path: Path)
     assert digest(tmp_path / "a") == digest(tmp_path / "b")
 
 
-@pytest.mark.parametrize("family", tiny.NATIVE)
+@pytest.mark.parametrize("family", [family for family in tiny.NATIVE if family != "granitemoe"])
 def test_fused_experts_give_the_same_pipeline_as_single_ones(family: str, tmp_path: Path) -> None:
     checkpoint = tiny.store(tiny.build(family), tmp_path / "c")
     split(checkpoint, tmp_path / "single", "tiny")

@@ -83,6 +83,18 @@ def qwen2_moe(**changes: Any) -> Any:
     return transformers.Qwen2MoeForCausalLM(transformers.Qwen2MoeConfig(**{**ROPE, **numbers, **changes}))
 
 
+def granitemoe(**changes: Any) -> Any:
+    numbers = {
+        "intermediate_size": 24,
+        "num_local_experts": 5,
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.6,
+        "logits_scaling": 4.0,
+    }
+    return transformers.GraniteMoeForCausalLM(transformers.GraniteMoeConfig(**{**ROPE, **numbers, **changes}))
+
+
 def llama(**changes: Any) -> Any:
     return _dense(transformers.LlamaForCausalLM, transformers.LlamaConfig, changes)
 
@@ -112,12 +124,13 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "qwen3_moe": qwen3_moe,
     "olmoe": olmoe,
     "qwen2_moe": qwen2_moe,
+    "granitemoe": granitemoe,
     "llama": llama,
     "mistral": mistral,
     "qwen2": qwen2,
     "qwen3": qwen3,
 }
-NATIVE = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
+NATIVE = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe")
 
 
 def build(family: str, seed: int = 0, **changes: Any) -> Any:
