@@ -73,13 +73,13 @@ def numbers_of(fields: Fields, *families: Family) -> tuple[Family, dict[str, Any
         "activation": fields.activation("hidden_act", "silu"),
         "eps": fields.number("rms_norm_eps", variant.eps),
         "max_positions": fields.count("max_position_embeddings", variant.positions),
-        "rope_theta": rope_theta(fields, variant.theta),
         "qk_norm": variant.qk_norm,
         "attention_bias": variant.bias == "qkv" or (variant.bias == "flag" and fields.flag("attention_bias", False)),
         "sliding_window": sliding_window(fields, variant, layers),
         "clip_qkv": None,
         "moe_layers": list(range(layers)),
     }
+    numbers |= rotary_numbers(fields, variant.theta, numbers["max_positions"])
     fields.flag("tie_word_embeddings", False)
     if heads % numbers["kv_heads"] or numbers["head_dim"] % 2:
         raise CheckpointError(f"{fields.where}: heads must be a multiple of kv heads, head_dim even.")
@@ -109,22 +109,33 @@ def mixture_of(fields: Fields, family: Family, numbers: dict[str, Any]) -> tuple
     return router, experts
 
 
-def rope_theta(fields: Fields, default: float) -> float:
-    """The base of plain rotary positions; any scaling of them is refused."""
+def rotary_numbers(fields: Fields, default: float, max_positions: int) -> dict[str, Any]:
+    """``rope_theta``, and ``rope_scaling`` where positions are scaled as Llama 3's; other scalings are refused."""
     parameters: dict[str, Any] = fields.get("rope_parameters", {})
     scaling: dict[str, Any] = fields.get("rope_scaling", {})
     if not isinstance(parameters, dict) or not isinstance(scaling, dict):
         raise CheckpointError(f"{fields.where}: config keys rope_parameters and rope_scaling must be objects.")
     base = fields.number("rope_theta", default)
+    scaled: dict[str, Any] = {}
     for name, value in (("rope_parameters", parameters), ("rope_scaling", scaling)):
         nested = Fields(value, f"{fields.where} ({name})")
-        nested.only("rope_type", "default")
-        nested.only("type", "default")
+        if nested.only("rope_type", "default", "llama3") == "llama3":
+            scaled["rope_scaling"] = llama3_scaling(nested, max_positions)
+        nested.only("type", "default", "llama3" if scaled else "default")
         nested.only("partial_rotary_factor", 1.0)
         base = nested.number("rope_theta", base)
         nested.finish()
     fields.only("partial_rotary_factor", 1.0)
-    return base
+    return {"rope_theta": base, **scaled}
+
+
+def llama3_scaling(fields: Fields, max_positions: int) -> dict[str, float]:
+    """What ``moe.families.attention.slowed`` reads. Raises CheckpointError."""
+    scaling = {key: fields.number(key) for key in ("factor", "low_freq_factor", "high_freq_factor")}
+    scaling["original_max_positions"] = fields.count("original_max_position_embeddings", max_positions)
+    if scaling["high_freq_factor"] <= scaling["low_freq_factor"]:
+        raise CheckpointError(f"{fields.where}: high_freq_factor must be larger than low_freq_factor.")
+    return scaling
 
 
 def sliding_window(fields: Fields, variant: Variant, layers: int) -> int | None:

@@ -6,6 +6,9 @@ times faster than padding them into one product with a mask, at any lengths trie
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
@@ -93,13 +96,33 @@ def _product(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool,
     return y.transpose(1, 2)  # [B, L, H, D]
 
 
+def slowed(frequencies: Tensor, scaling: Mapping[str, float]) -> Tensor:
+    """Llama 3's scaling of ``frequencies [D/2]``, in radians per token, to texts longer than those of pretraining.
+
+    Waves that turn more than ``high_freq_factor`` times within ``original_max_positions`` tokens stay, those that turn
+    less than ``low_freq_factor`` times are slowed by ``factor``, and between the two it changes linearly.
+    """
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    turns = scaling["original_max_positions"] * frequencies / (2 * math.pi)  # [D/2]
+    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)  # [D/2]
+    return kept * frequencies + (1.0 - kept) * frequencies / scaling["factor"]
+
+
 class Rotary:
     """Rotary position tables, grown to the longest text seen so far; made on the host, kept on ``device``."""
 
     __slots__ = ("_tables", "device", "dtype", "frequencies")
 
-    def __init__(self, head_dim: int, theta: float, dtype: torch.dtype, device: torch.device) -> None:
-        self.frequencies = 1.0 / (theta ** (torch.arange(0, head_dim, 2).float() / head_dim))  # [D/2]
+    def __init__(
+        self,
+        head_dim: int,
+        theta: float,
+        dtype: torch.dtype,
+        device: torch.device,
+        scaling: Mapping[str, float] | None = None,
+    ) -> None:
+        frequencies = 1.0 / (theta ** (torch.arange(0, head_dim, 2).float() / head_dim))  # [D/2]
+        self.frequencies = frequencies if scaling is None else slowed(frequencies, scaling)  # [D/2]
         self.dtype = dtype
         self.device = device
         empty = torch.empty(0, head_dim, dtype=dtype, device=device)

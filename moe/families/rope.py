@@ -158,7 +158,7 @@ def segment(weights: Weights, architecture: Numbers, settings: Router, index: in
     last = index == len(n["moe_layers"])
     words = Embedding(weights.tensor("embed.words", n["vocab_size"], d)) if index == 0 else None
     some = next(iter(weights.tensors.values())) if weights.tensors else torch.empty(0)
-    rotary = Rotary(n["head_dim"], n["rope_theta"], some.dtype, some.device)
+    rotary = Rotary(n["head_dim"], n["rope_theta"], some.dtype, some.device, n.get("rope_scaling"))
     blocks = []
     for place in range(len(dense_layers_before(n, index))):
         name = f"dense.{place}"

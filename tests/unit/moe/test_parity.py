@@ -15,6 +15,15 @@ from tests.unit.moe import tiny
 from tests.unit.moe.conftest import Case, make_case
 
 BOUND = 1e-5
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 50.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+"""Of the four waves of 8 numbers a head one stays, one lies between and two are slowed."""
 
 
 def answer_of(case: Case, pipeline: WholeModel, ids: list[list[int]], answers: list[list[int]]) -> list[Tensor]:
@@ -126,6 +135,7 @@ def test_routers_choose_the_same_experts_with_the_same_gates(family: str, tmp_pa
         pytest.param("llama", {"attention_bias": True, "head_dim": 24}, id="llama-bias-own-head-dim"),
         pytest.param("llama", {"tie_word_embeddings": True, "rope_theta": 500.0}, id="llama-tied-theta"),
         pytest.param("llama", {"num_key_value_heads": 1, "hidden_act": "gelu"}, id="llama-one-kv-head-gelu"),
+        pytest.param("llama", {"rope_parameters": LLAMA3}, id="llama3-positions"),
         pytest.param("mistral", {"sliding_window": 5}, id="mistral-window"),
         pytest.param(
             "qwen2", {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 0}, id="qwen2-window"

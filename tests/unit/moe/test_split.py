@@ -236,7 +236,8 @@ def change_config(checkpoint: Path, **changes: Any) -> None:
         pytest.param("olmoe", {"num_experts_per_tok": None}, "'num_experts_per_tok'", id="no-top-k"),
         pytest.param("qwen2_moe", {"shared_expert_intermediate_size": 41}, "has shape", id="shared-size"),
         pytest.param("llama", {"mlp_bias": True}, "'mlp_bias'", id="llama-mlp-bias"),
-        pytest.param("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "'rope_type'", id="llama3"),
+        pytest.param("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 8.0}}, "'rope_type'", id="dynamic"),
+        pytest.param("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "'low_freq", id="llama3-half"),
         pytest.param("mistral", {"num_key_value_heads": 4}, "has shape", id="mistral-heads"),
         pytest.param(
             "qwen2",
