@@ -1,0 +1,54 @@
+"""Times of one instance: an iteration is linear in decodes and context, a prefill quadratic in its prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from functions.scheduling.predictor import Profile, fit_decode, fit_prefill
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Defaults are arithmetic from data sheets for an 8-billion-parameter bf16 model (36 layers, 8 KV heads of 128) on
+    a GPU with 148 TFLOP/s at 60 %, 4 TB/s at 80 %, 20 GB/s of network. They are not measured. Computing is added to
+    the reading of weights, without overlap."""
+
+    iteration_s: float = 6e-3
+    """Every iteration: weights read once, and launches."""
+    token_s: float = 1.85e-4
+    """Every token that is computed, of a prompt or of a decode."""
+    attention_s: float = 3.3e-9
+    """Times the square of a prompt's length."""
+    context_s: float = 4.6e-8
+    """Every token of context of a decode."""
+    chunk_tokens: int = 2048
+    """Most tokens of one iteration."""
+    kv_tokens: int = 700_000
+    """Room for keys and values of an instance."""
+    token_bytes: int = 147_456
+    """Keys and values of one token."""
+    network_bytes_s: float = 20e9
+
+    def decode_s(self, requests: int, context: int) -> float:
+        """An iteration of ``requests`` decodes with ``context`` tokens together."""
+        return self.iteration_s + self.token_s * requests + self.context_s * context
+
+    def chunk_s(self, start: int, tokens: int) -> float:
+        """What ``tokens`` of a prompt from ``start`` on add to an iteration."""
+        return self.token_s * tokens + self.attention_s * ((start + tokens) ** 2 - start**2)
+
+    def prefill_s(self, tokens: int) -> float:
+        """A prompt alone on an instance."""
+        return -(-tokens // self.chunk_tokens) * self.iteration_s + self.chunk_s(0, tokens)
+
+    def transfer_s(self, tokens: int) -> float:
+        return tokens * self.token_bytes / self.network_bytes_s
+
+    def profile(self, context: int = 1000) -> Profile:
+        """What a profiler would fit: prompts of 64 to 16,384 tokens, 1 to 256 texts of ``context`` tokens."""
+        lengths = [64 * 2**power for power in range(9)]
+        batches = [2**power for power in range(9)]
+        return Profile(
+            fit_prefill(lengths, [self.prefill_s(length) for length in lengths]),
+            fit_decode([batch * context for batch in batches], [self.decode_s(b, b * context) for b in batches]),
+        )
