@@ -134,7 +134,7 @@ class GenerationSimulation:
         self._at(self._now + seconds, "iterated", instance.name, batch, round(seconds * 1e9))
 
     def _chunk(self, instance: _Instance, room: int) -> tuple[float | None, list[int]]:
-        """Seconds of the prompts' parts in one iteration, None without any, and the requests whose prompts end with it."""
+        """Seconds of the prompts' parts in one iteration (None: no part), and the requests whose prompts end."""
         whole, seconds, ended = room, 0.0, []
         while room > 0 and instance.prompts:
             head = instance.prompts[0]

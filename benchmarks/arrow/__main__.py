@@ -1,0 +1,138 @@
+"""Arrow's scheduling against static splits and colocated instances: ``python -m benchmarks.arrow [--data FOLDER]``.
+
+Simulated (simulation.generation): no GPU and no pipeline runs. Times of the instances are arithmetic from data sheets
+of an 8-billion-parameter model on a 148 TFLOP/s, 4 TB/s GPU with 20 GB/s of network, printed below the table. Lengths
+and arrivals are those of the traces, their times scaled to reach a rate.
+
+Greatest rate at which 90 % of requests keep TTFT and TPOT (targets of the paper's Table 1, 8B), by trace and scheduler:
+Arrow and round robin begin with half the instances for prefill; minimal load with every static split, the best of which
+is chosen with hindsight; colocated instances with chunked prefill. The rate is found by bisection to 3 %, which assumes
+that attainment falls with the rate. Without public traces the synthetic samples are used. Seeds: nothing is random. The
+last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.harness.options import benchmark, data_option
+from benchmarks.harness.report import print_result, print_table
+from functions.scheduling.arrow import Arrow
+from functions.scheduling.cluster import Scheduler
+from functions.scheduling.peers import Colocated, MinimalLoad, RoundRobin
+from functions.scheduling.settings import ArrowSettings, Targets
+from simulation.generation.engine import GenerationSimulation, Outcome, Request
+from simulation.generation.hardware import Hardware
+from traces import catalog, loading
+
+TARGETS = {"llm-code": Targets(6.0, 0.1), "llm-conv": Targets(3.0, 0.15), "mooncake-conv": Targets(60.0, 0.2)}
+SAMPLES = {"made-llm": TARGETS["llm-conv"], "made-mooncake": TARGETS["mooncake-conv"]}
+ATTAINMENT, PRECISION = 0.9, 1.03
+SLOWEST, FASTEST = 1 / 64, 256.0
+"""Bounds of the factor on a trace's own rate."""
+Maker = Callable[[Targets], Scheduler]
+
+
+def makers(instances: int, hardware: Hardware) -> dict[str, Maker]:
+    """Schedulers by name; ``minimal load P+D`` are the static splits."""
+    profiles = dict.fromkeys(range(instances), hardware.profile())
+    half = instances // 2
+
+    def split(prefill: int) -> Maker:
+        return lambda targets: MinimalLoad(profiles, targets, prefill)
+
+    return {
+        "arrow": lambda targets: Arrow(profiles, targets, half),
+        "colocated": lambda targets: Colocated(profiles, targets, half),
+        "round robin": lambda targets: RoundRobin(profiles, targets, half),
+        **{f"minimal load {n}+{instances - n}": split(n) for n in range(1, instances)},
+    }
+
+
+def requests_of(name: str, data: Path | None, most: int) -> list[Request]:
+    """The first ``most`` requests with an output, from time 0 on."""
+    trace = loading.load(catalog.resolve(name, data))
+    assert trace.context_tokens is not None and trace.generated_tokens is not None
+    rows = zip(trace.arrival_s, trace.context_tokens, trace.generated_tokens, strict=True)
+    kept = [Request(float(at), int(prompt), int(output)) for at, prompt, output in rows if prompt > 0 and output > 0]
+    return [Request(one.arrival_s - kept[0].arrival_s, one.prompt, one.output) for one in kept[:most]]
+
+
+def outcome_at(requests: list[Request], factor: float, scheduler: Scheduler, hardware: Hardware) -> Outcome:
+    faster = [Request(one.arrival_s / factor, one.prompt, one.output) for one in requests]
+    return GenerationSimulation(faster, scheduler, hardware, ArrowSettings().update_s).run()
+
+
+def greatest(
+    requests: list[Request], make: Maker, targets: Targets, hardware: Hardware
+) -> tuple[float, Outcome | None]:
+    """The greatest factor that keeps the targets and its outcome; 0 and None where the slowest does not."""
+
+    def at(factor: float) -> Outcome | None:
+        outcome = outcome_at(requests, factor, make(targets), hardware)
+        return outcome if outcome.attainment(targets.ttft_s, targets.tpot_s) >= ATTAINMENT else None
+
+    low, high, best = SLOWEST, FASTEST, at(SLOWEST)
+    if best is None:
+        return 0.0, None
+    while high / low > PRECISION:
+        middle = (low * high) ** 0.5
+        outcome = at(middle)
+        low, high, best = (middle, high, outcome) if outcome else (low, middle, best)
+    return low, best
+
+
+def compare(name: str, requests: list[Request], targets: Targets, instances: int, hardware: Hardware) -> dict[str, Any]:
+    """Rates in requests a second of one trace, by scheduler."""
+    own_rps = len(requests) / requests[-1].arrival_s
+    rates: dict[str, float] = {}
+    arrow: Outcome | None = None
+    for scheduler, make in makers(instances, hardware).items():
+        factor, outcome = greatest(requests, make, targets, hardware)
+        rates[scheduler] = factor * own_rps
+        arrow = outcome if scheduler == "arrow" else arrow
+    static = {which: rate for which, rate in rates.items() if which.startswith("minimal load")}
+    best = max(static, key=lambda which: static[which])
+    return {
+        "trace": name,
+        "requests": len(requests),
+        "ttft_s": targets.ttft_s,
+        "tpot_s": targets.tpot_s,
+        "rps": rates,
+        "best_static": best,
+        "rate_over_best_static": _over(rates["arrow"], rates[best]),
+        "rate_over_colocated": _over(rates["arrow"], rates["colocated"]),
+        "flips": arrow.flips if arrow else None,
+        "lost": arrow.lost if arrow else None,
+    }
+
+
+def _over(one: float, other: float) -> float | None:
+    return one / other if other > 0 else None
+
+
+@benchmark
+@click.option("--instances", type=click.IntRange(2, 32), default=8, help="Of the model.")
+@click.option("--requests", "most", type=click.IntRange(10, 20_000), default=1500, help="First of each trace.")
+@data_option
+def main(instances: int, most: int, data: Path | None) -> None:
+    folder, hardware = catalog.data_folder(data), Hardware()
+    results = [
+        compare(name, requests_of(name, folder, most), targets, instances, hardware)
+        for name, targets in (TARGETS if folder else SAMPLES).items()
+    ]
+    rows = [[which, *(f"{one['rps'][which]:.2f}" for one in results)] for which in results[0]["rps"]]
+    print_table("Simulated: greatest requests/s at 90 %", ["scheduler", *(one["trace"] for one in results)], rows)
+    print(f"modelled instance: {asdict(hardware)}; {ArrowSettings()}")
+    keys = ("rate_over_best_static", "rate_over_colocated", "flips", "lost")
+    by_trace = {key: {one["trace"]: one[key] for one in results} for key in keys}
+    print_result({**by_trace, "simulated": True, "instances": instances, "traces": results}, seed=0)
+
+
+if __name__ == "__main__":
+    main()
