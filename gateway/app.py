@@ -13,7 +13,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from gateway.asynchronous import AsyncCalls, AsyncQueue
-from gateway.auth import Auth
+from gateway.auth import Auth, SameSite
 from gateway.contract import Backend, BackendError, GatewayError
 from gateway.forwarding import Forwarder
 from gateway.front import FrontDoor
@@ -53,7 +53,7 @@ class Gateway:
             Route("/metrics", self._metrics_text, methods=["GET"]),
             Route("/healthz", self.system.health, methods=["GET"]),
         ]
-        control = Auth(self._control(), credentials if settings.basic_auth else None)
+        control = SameSite(Auth(self._control(), credentials if settings.basic_auth else None))
         key = None if settings.loopback and not settings.api_key else credentials.api_key
         self.api = _Router(front, OpenAiDoor(front, backend, key), control, self._control())
         self.metrics_app = Starlette(routes=self._metrics_routes)

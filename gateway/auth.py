@@ -1,5 +1,6 @@
 """Basic auth on ``/system`` and ``/ui``; the feed's bearer token opens the replica feed, in which standbys are
-activated, and nothing else."""
+activated, and nothing else. Writes that a browser sends for another site's page are refused: the browser adds the
+password by itself, and a write may deploy a command."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from starlette.responses import PlainTextResponse
 
 from gateway.settings import Credentials
 
+_SAFE = frozenset(("GET", "HEAD", "OPTIONS"))
 _FEED_PATHS = ("/system/replicas", "/system/targets")
 
 
@@ -42,3 +44,27 @@ class Auth:
         if kind.lower() == b"bearer" and scope["path"] in _FEED_PATHS:
             return hmac.compare_digest(value.strip(), credentials.feed_token.encode())
         return False
+
+
+class SameSite:
+    """ASGI middleware: 403 for writes whose ``Sec-Fetch-Site`` or ``Origin`` is of another site. Programs send neither.
+
+    ``Origin`` is held to ``Host`` (host and port), so a proxy in front has to pass on ``Host`` as the browser sent it.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or scope["method"] in _SAFE or not _foreign(dict(scope["headers"])):
+            await self._app(scope, receive, send)
+            return
+        why = "a page of another site may not change this gateway (Origin or Sec-Fetch-Site is not this gateway's)"
+        await PlainTextResponse(why, 403)(scope, receive, send)
+
+
+def _foreign(headers: dict[bytes, bytes]) -> bool:
+    if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
+        return True
+    origin = headers.get(b"origin")
+    return origin is not None and origin.partition(b"://")[2].lower() != headers.get(b"host", b"").lower()

@@ -45,10 +45,10 @@ class Running:
         """A request as anyone may send it."""
         return await ask(self.address, method, target, body, **headers)
 
-    async def system(self, method: str, target: str, document: Any = None) -> Reply:
+    async def system(self, method: str, target: str, document: Any = None, **headers: str) -> Reply:
         """A request to the control API with basic auth and a JSON body."""
         body = b"" if document is None else json.dumps(document).encode()
-        return await ask(self.address, method, target, body, authorization=self.basic)
+        return await ask(self.address, method, target, body, authorization=self.basic, **headers)
 
     async def deploy(self, name: str = "f", replicas: int = 1, program: Program | None = None, **fields: Any) -> None:
         """A function straight in the backend; ``program`` answers its calls."""
