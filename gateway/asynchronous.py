@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-import requests
+import aiohttp
 
 from gateway.calls import Call, Outcome
 from gateway.forwarding import Forwarder
@@ -126,8 +126,8 @@ class AsyncCalls(ABC):
             if attempt:
                 await self.pause(FIRST_PAUSE_S * 4 ** (attempt - 1))
             try:
-                status = await asyncio.to_thread(self._post, url, body, {**answered, **about_call})
-            except (requests.RequestException, ValueError) as error:  # ValueError: an address requests cannot encode
+                status = await self._post(url, body, {**answered, **about_call})
+            except (aiohttp.ClientError, TimeoutError, ValueError) as error:  # ValueError: an address it cannot encode
                 log.warning("callback of call %s failed (%s)", call.call_id[:64], type(error).__name__)
             else:
                 if status < 500:
@@ -135,14 +135,17 @@ class AsyncCalls(ABC):
         self._metrics.callback_failures += 1
         log.error("callback of call %s was given up after %d tries", call.call_id[:64], CALLBACK_TRIES)
 
-    def _post(self, url: str, body: bytes, headers: dict[str, str]) -> int:
-        timeout_s = self._callback_timeout_s
-        with requests.Session() as session:
-            session.trust_env = False
-            with session.post(
-                url, data=body, headers=headers, timeout=timeout_s, allow_redirects=False, stream=True
-            ) as reply:
-                return reply.status_code
+    async def _post(self, url: str, body: bytes, headers: dict[str, str]) -> int:
+        """Status of the answer, whose head has to be there within one deadline for connecting, sending and reading: a
+        receiver that trickles holds neither a thread nor the shutdown."""
+        timeout = aiohttp.ClientTimeout(total=self._callback_timeout_s)
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.post(
+                url, data=body, headers=headers, allow_redirects=False, skip_auto_headers=("Content-Type",)
+            ) as reply,
+        ):
+            return reply.status
 
 
 class AsyncQueue(AsyncCalls):

@@ -169,6 +169,25 @@ async def test_callbacks_are_tried_again_with_pauses_and_a_bound(start: Starter)
         assert "smoe_async_callback_failures_total 1.0" in await running.metrics()
 
 
+async def test_a_receiver_that_trickles_has_one_deadline_for_the_whole_answer(start: Starter) -> None:
+    async def trickle(seen: FakeRequest, connection: FakeConnection) -> None:
+        connection.write(b"HTTP/1.1 200 OK\r\nx-slow: ")
+        while True:
+            connection.write(b"a")
+            await asyncio.sleep(0.02)
+
+    async def no_pause(seconds: float) -> None: ...
+
+    slow = FakeReplica("slow", trickle, lambda instance, text: None, 0, Replica("slow", "", "ready"))
+    await slow.listen()
+    async with start(callback_timeout_s=0.1) as running:
+        running.gateway.queue.pause = no_pause
+        await running.deploy()
+        await running.call("POST", "/async-function/f", X_Callback_Url=f"http://{slow.state.address}/")
+        await running.until(lambda: running.gateway.metrics.callback_failures == 1)
+    slow.end()
+
+
 async def test_callbacks_follow_no_redirects(running: Running) -> None:
     server = Receiver(302)
     await server.listen()
