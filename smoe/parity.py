@@ -120,6 +120,11 @@ def is_warm(medians_s: Sequence[float]) -> bool:
     return last.start > 0 and all(medians_s[at] >= FASTER * min(medians_s[:at]) for at in last)
 
 
+def send(client: GatewayClient, name: str, text: str) -> None:
+    """``text`` sent and answered. Raises GatewayRefusedError when it is refused."""
+    _embedding(client, name, text)
+
+
 def _embedding(client: GatewayClient, name: str, text: str) -> torch.Tensor:
     body = json.dumps({"inputs": text}).encode()
     response = client.invoke(name, body, "application/json", 60.0)

@@ -11,6 +11,7 @@ import signal
 import statistics
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -27,12 +28,13 @@ from smoe import __version__, lifecycle
 from smoe.commands.options import state_option
 from smoe.deployment import DeploymentSettings
 from smoe.errors import SmoeError
-from smoe.parity import Parity, compare_with_whole_model
+from smoe.load import BUSY_S, CALLERS, OVERLOAD, capacity_rps, in_length_and_rate, overloading_rps
+from smoe.parity import Parity, compare_with_whole_model, send
 from smoe.pipelines import ensure_pipeline
 from smoe.report import ReportPaths, build, closing, summary_of
 from smoe.scaled_replay import ScaledReplay
 from smoe.slo import known_pass_s, round_slo_s
-from traces import catalog, loading, prompts, scale
+from traces import catalog, loading, prompts
 from traces.model import Trace
 from traces.options import data_option
 from traces.replay import ReplayResult
@@ -66,8 +68,8 @@ class RunSettings(Checked):
     """Replay as deployed first, without scaling, and compare; or do not."""
     seconds: Annotated[float, Field(ge=10, le=86400)] = 120.0
     """Length of the replay in seconds."""
-    mean_rps: Annotated[float, Field(ge=0.1, le=1000)] = 5.0
-    """Requests per second on average."""
+    mean_rps: Annotated[float | None, Field(ge=0.1, le=1000)] = None
+    """Requests per second on average. [default: whatever overloads the pipeline as deployed]"""
     cpu_scale: Annotated[float, Field(ge=0.001, le=10)] = 0.015
     """Real cores per configured core: how a cluster's configurations are emulated on this machine."""
     interval_s: Annotated[float, Field(ge=0.5)] = 2.0
@@ -98,7 +100,7 @@ def run(**options: Any) -> None:
     without scaling, then the same prompts with the controller at work."""
     settings = RunSettings(**options)
     console = Console()
-    trace, texts, source = _workload(settings)
+    hour, chosen = _hour(settings), _prompts(settings)
     gateway = lifecycle.GatewaySettings(settings.state, port=0, metrics_port=0, cpu_scale=settings.cpu_scale)
     directory, manifest = ensure_pipeline(settings.pipeline, gateway.pipelines)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
@@ -111,10 +113,14 @@ def run(**options: Any) -> None:
             f"[bold]{manifest.name}[/]: {len(manifest.nodes) + 1} functions ready at {client.url} "
             f"after {time.monotonic() - begun_s:.1f} s"
         )
-        parity = compare_with_whole_model(client, manifest.name, directory, texts[:8])
+        parity = compare_with_whole_model(client, manifest.name, directory, chosen.choose(8, settings.seed))
         console.print(_parity_line(parity))
+        calling = chosen.choose(CALLERS, settings.seed)
+        mean_rps = settings.mean_rps or _overload(client, manifest, settings, hour, calling, console)
+        trace = in_length_and_rate(hour, settings.seconds, mean_rps, settings.seed)
+        texts = chosen.choose(trace.requests, settings.seed)
         slo_s = settings.slo_ms / 1000 if settings.slo_ms else default_slo_s(settings, manifest, directory, texts)
-        console.print(_plan_line(settings, trace, source, slo_s, parity))
+        console.print(_plan_line(settings, trace, chosen.source, slo_s, parity))
         # The learnt policy has to know what a configured core is here; others need nothing.
         policy_settings = {"cpu_scale": settings.cpu_scale} if settings.policy == "smoe" else {}
         scaled = ScaledReplay(
@@ -127,7 +133,7 @@ def run(**options: Any) -> None:
         result = scaled.run(client, console)
     finally:
         lifecycle.stop_process(process)
-    paths = _report(settings, manifest, trace, source, result, slo_s, since_s, parity, baseline)
+    paths = _report(settings, manifest, trace, chosen.source, result, slo_s, since_s, parity, baseline)
     for line in closing(paths.numbers, slo_s):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
     console.print(f"report      {paths.html} (numbers: {paths.json})", soft_wrap=True, markup=False, highlight=False)
@@ -149,19 +155,32 @@ def _baseline(scaled: ScaledReplay, client: GatewayClient, console: Console) -> 
     return summary_of(static.out / "log", static.out / "requests.csv", scaled.slo_s, since_s)
 
 
-def _workload(settings: RunSettings) -> tuple[Trace, list[str], str]:
-    """The trace in the length and rate of the run, a text for each request, and where the texts come from."""
+def _hour(settings: RunSettings) -> Trace:
+    """The trace in its own length and rate. Raises TraceError."""
     folder = catalog.data_folder(settings.data)
-    if settings.trace is None:
-        hour = catalog.bursty_hour(folder, "uniform", settings.seed)
-        trace = hour.clip(LEFT_OUT_S, hour.duration_s)
-    else:
-        trace = loading.load(catalog.resolve(settings.trace, folder), seed=settings.seed)
-    trace = scale.fit(trace, settings.seconds, settings.mean_rps, settings.seed)
-    if not trace.requests:
-        raise SmoeError("the trace has no request in this length and rate")
-    chosen = prompts.load_prompts(catalog.text_folder(folder), settings.max_words)
-    return trace, list(chosen.choose(trace.requests, settings.seed)), chosen.source
+    if settings.trace is not None:
+        return loading.load(catalog.resolve(settings.trace, folder), seed=settings.seed)
+    hour = catalog.bursty_hour(folder, "uniform", settings.seed)
+    return hour.clip(LEFT_OUT_S, hour.duration_s)
+
+
+def _prompts(settings: RunSettings) -> prompts.PromptSet:
+    folder = catalog.data_folder(settings.data)
+    return prompts.load_prompts(catalog.text_folder(folder), settings.max_words)
+
+
+def _overload(
+    client: GatewayClient, manifest: Manifest, settings: RunSettings, hour: Trace, texts: list[str], console: Console
+) -> float:
+    """The mean rate whose busiest seconds are more than the pipeline answers as deployed (:mod:`smoe.load`)."""
+    with console.status("measuring how many prompts a second it answers as deployed"):
+        capacity = capacity_rps([partial(send, client, manifest.name, text) for text in texts[:CALLERS]])
+    rate_rps = overloading_rps(hour, settings.seconds, capacity)
+    console.print(
+        f"as deployed it answers {capacity:.1f} prompts a second at most; {rate_rps:.1f} a second on average ask for "
+        f"{OVERLOAD:g} times that in the busiest {BUSY_S:g} s"
+    )
+    return rate_rps
 
 
 def _deploy(client: GatewayClient, manifest: Manifest, settings: RunSettings, console: Console) -> None:

@@ -1,0 +1,67 @@
+"""The load of ``smoe run``: measured capacity, and a trace whose busiest seconds ask for more than that."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smoe.errors import SmoeError
+from smoe.load import BUSY_S, OVERLOAD, busiest_over_mean, capacity_rps, in_length_and_rate, overloading_rps
+from traces.model import make_trace
+
+HOUR_S = 3600.0
+
+
+@settings(max_examples=50)
+@given(times=st.lists(st.floats(0, HOUR_S - 1), min_size=1, max_size=40).map(sorted), duration_s=st.floats(5, 600))
+def test_the_busiest_seconds_are_those_that_trying_every_begin_finds(times: list[float], duration_s: float) -> None:
+    trace = make_trace(np.array(times), duration_s=HOUR_S, source="drawn")
+    window_s = min(1.0, BUSY_S / duration_s) * HOUR_S
+    most = max(sum(first <= time_s < first + window_s for time_s in times) for first in times)
+    assert busiest_over_mean(trace, duration_s) == pytest.approx((most / window_s) / (len(times) / HOUR_S))
+
+
+@pytest.mark.parametrize("capacity", [8.0, 40.0])
+def test_the_busiest_seconds_of_the_replay_ask_for_more_than_the_capacity(capacity: float) -> None:
+    rng = np.random.default_rng(0)
+    minutes = rng.gamma(0.5, 60.0, size=60)
+    times = [60 * at + 60 * rng.random(rng.poisson(rate)) for at, rate in enumerate(minutes)]
+    hour = make_trace(np.sort(np.concatenate(times)), duration_s=HOUR_S, source="drawn")
+    replayed = in_length_and_rate(hour, 120.0, overloading_rps(hour, 120.0, capacity), seed=0)
+    assert replayed.duration_s == pytest.approx(120.0)
+    busiest_rps = busiest_over_mean(replayed, 120.0) * replayed.mean_rps
+    assert busiest_rps == pytest.approx(OVERLOAD * capacity, rel=0.25)
+
+
+def test_capacity_is_what_the_slowest_part_lets_through() -> None:
+    free_s, period_s = [0.0], 0.02
+
+    def call() -> None:
+        now_s = time.monotonic()
+        free_s[0] = max(now_s, free_s[0]) + period_s
+        time.sleep(free_s[0] - now_s)
+
+    assert 0 < capacity_rps([call] * 4, 0.1, 0.4) <= 1.1 / period_s
+
+
+def test_a_refused_prompt_ends_the_measurement_with_what_was_said() -> None:
+    def refused() -> None:
+        raise SmoeError("no replica")
+
+    with pytest.raises(SmoeError, match="no replica"):
+        capacity_rps([refused, lambda: time.sleep(0.01)], 0.0, 30.0)
+
+
+def test_nothing_answered_asks_for_a_rate() -> None:
+    with pytest.raises(SmoeError, match="--mean-rps"):
+        capacity_rps([lambda: time.sleep(0.05)], 0.0, 0.01)
+
+
+def test_a_rate_that_leaves_no_request_is_refused() -> None:
+    hour = make_trace(np.array([10.0]), duration_s=HOUR_S, source="one")
+    with pytest.raises(SmoeError, match="no request"):
+        in_length_and_rate(hour, 120.0, 1e-6, seed=0)
