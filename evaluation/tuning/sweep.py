@@ -66,7 +66,9 @@ CANDIDATES: Mapping[str, Sequence[Setting]] = {
             ("gpu_share", (0.2, 0.3, 0.4)),
         )
     ],
-    "last-window": _grid(headroom=(0.6, 0.4, 0.3, 0.27, 0.25, 0.23, 0.21, 0.19, 0.17, 0.15), load_factor=(1.0, 2.0)),
+    "last-window": _grid(
+        headroom=(1.0, 0.8, 0.6, 0.4, 0.3, 0.27, 0.25, 0.23, 0.21, 0.19, 0.17, 0.15), load_factor=(1.0, 2.0)
+    ),
     "janus": _grid(headroom=(0.9, 0.7, 0.5), load_factor=(1.1, 1.6)),
 }
 

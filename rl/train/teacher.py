@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from autoscaler.checked import Checked, FromOne, Positive
+from autoscaler.checked import Checked, FromOne, Positive, PositiveShare
 from autoscaler.contract import SLO_QUANTILE, Configuration, NodeObservation, Observation
 from autoscaler.prices import Meter
 from evaluation.bound.frontier import ExpertTable, frontier
@@ -43,7 +43,7 @@ IDLE_S = 1e6
 STEP = 0.75
 """Step of boldness, for the next cheaper choice."""
 PLANS = Mapping[str, Configuration]
-Kind = Literal["queueing", "schedule"]
+Kind = Literal["queueing", "schedule", "last-window"]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,10 @@ class TeacherSettings(Checked):
     cheapest configurations are planned: the first window that has requests again is the price."""
     meter: Meter = "provisioned"
     kind: Kind = "queueing"
-    """``queueing``: this one, quick; ``schedule``: :mod:`rl.train.schedule`, by search."""
+    """``queueing``: this one, quick; ``schedule``: :mod:`rl.train.schedule`, by search; ``last-window``:
+    :mod:`rl.train.rule_teacher`, which knows no more than the actor."""
+    headroom: PositiveShare = 0.6
+    """Part of what λ leaves the experts that their mean seconds may take, with the kind ``last-window``."""
     boldness: tuple[float, float] = (1.0, 2.5)
     """Least and most of an episode's simulating teacher, see :meth:`Teacher.plan`."""
 

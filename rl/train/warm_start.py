@@ -17,6 +17,7 @@ from rl.agent.ddpg.exploration_moves import resources_by_price
 from rl.episodes import Episode
 from rl.train.errors import TrainingError
 from rl.train.parallel_episodes import Actions
+from rl.train.rule_teacher import RuleTeacher
 from rl.train.schedule import ScheduleTeacher
 from rl.train.steady import SteadyTeacher
 from rl.train.teacher import PLANS, Teacher, TeacherSettings
@@ -66,6 +67,8 @@ def teacher_of(episode: Episode, settings: TeacherSettings) -> Teaching:
     """The one that knows the machine of the episode, or that the settings ask for."""
     if episode.workload.host is not None:
         return SteadyTeacher(episode)
+    if settings.kind == "last-window":
+        return RuleTeacher(episode.workload, settings)
     if settings.kind == "schedule":
         try:
             return ScheduleTeacher(episode, settings)

@@ -91,7 +91,7 @@ def test_an_episode_without_requests_is_refused(workload: Workload) -> None:
 
 
 def test_a_teacher_that_is_not_known_is_refused() -> None:
-    with pytest.raises(TrainingError, match="'queueing' or 'schedule'"):
+    with pytest.raises(TrainingError, match="'queueing', 'schedule' or 'last-window'"):
         TeacherSettings(kind="oracle")  # type: ignore[arg-type]
 
 
