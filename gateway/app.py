@@ -17,6 +17,7 @@ from gateway.auth import Auth, SameSite
 from gateway.contract import Backend, BackendError, GatewayError
 from gateway.forwarding import Forwarder
 from gateway.front import FrontDoor
+from gateway.held import HeldBytes
 from gateway.metrics import GatewayMetrics
 from gateway.openai_door import OpenAiDoor
 from gateway.scaling import ScaleFromZero
@@ -44,8 +45,9 @@ class Gateway:
         self.queue = self._make_queue()
         self.system = SystemApi(backend, self.store, self.metrics, settings)
         self._housekeeping: asyncio.Task[None] | None = None
+        held = HeldBytes(settings.held_bytes)
         front = FrontDoor(
-            self.forwarder, self.queue, buffer_bytes=settings.buffer_bytes, max_body_bytes=settings.max_body_bytes
+            self.forwarder, self.queue, held, buffer_bytes=settings.buffer_bytes, max_body_bytes=settings.max_body_bytes
         )
         page = Page(Views(settings.state / "view", settings.controllers))
         self._routes = [*self.system.routes(), *page.routes(), Route("/", _to_ui, methods=["GET"])]
@@ -55,7 +57,7 @@ class Gateway:
         ]
         control = SameSite(Auth(self._control(), credentials if settings.basic_auth else None))
         key = None if settings.loopback and not settings.api_key else credentials.api_key
-        self.api = _Router(front, OpenAiDoor(front, backend, key), control, self._control())
+        self.api = _Router(front, OpenAiDoor(front, backend, held, key), control, self._control())
         self.metrics_app = Starlette(routes=self._metrics_routes)
 
     async def start(self) -> None:

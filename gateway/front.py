@@ -14,6 +14,7 @@ from starlette.responses import PlainTextResponse, Response
 from gateway.asynchronous import AsyncCalls
 from gateway.calls import BodyTooLargeError, Call, ClientGoneError, Outcome
 from gateway.forwarding import Forwarder
+from gateway.held import HeldBytes, Room, TooMuchHeldError
 from gateway.specs import split_name
 from gateway.upstream import UpstreamError
 
@@ -22,15 +23,19 @@ log = logging.getLogger(__name__)
 METHODS = frozenset(("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"))
 ASYNC_METHODS = frozenset(("POST",))
 LINGER_S = 0.5
+BUSY = {"connection": "close", "retry-after": "1"}
 _NAME = re.compile(r"[-a-zA-Z_0-9.]+")
 
 
 class FrontDoor:
     """Reads a call, forwards it, streams the reply back."""
 
-    def __init__(self, forwarder: Forwarder, queue: AsyncCalls, *, buffer_bytes: int, max_body_bytes: int) -> None:
+    def __init__(
+        self, forwarder: Forwarder, queue: AsyncCalls, held: HeldBytes, *, buffer_bytes: int, max_body_bytes: int
+    ) -> None:
         self._forwarder = forwarder
         self._queue = queue
+        self._held = held
         self._buffer_bytes = buffer_bytes
         self._max_body_bytes = max_body_bytes
 
@@ -53,15 +58,18 @@ class FrontDoor:
             return await PlainTextResponse("Method Not Allowed", 405, allow)(scope, receive, send)
         call = self._call(scope, name, b"/" + (parts[3] if len(parts) > 3 else b""))
         limit = min(self._max_body_bytes, self._queue.body_bytes) if asynchronous else self._max_body_bytes
-        try:
-            await self._read_body(call, receive, limit)
-        except BodyTooLargeError as error:
-            return await refuse_body(receive, send, PlainTextResponse(str(error), 413, {"connection": "close"}))
-        except ClientGoneError:
-            return None
-        if asynchronous:
-            return await (await self._enqueue(call))(scope, receive, send)
-        return await self._forward(call, receive, send)
+        with self._held.room() as room:
+            try:
+                await self._read_body(call, receive, limit, room)
+            except BodyTooLargeError as error:
+                return await refuse_body(receive, send, PlainTextResponse(str(error), 413, {"connection": "close"}))
+            except TooMuchHeldError as error:
+                return await refuse_body(receive, send, PlainTextResponse(str(error), 503, BUSY))
+            except ClientGoneError:
+                return None
+            if asynchronous:
+                return await (await self._enqueue(call))(scope, receive, send)
+            return await self._forward(call, receive, send)
 
     @staticmethod
     def _call(scope: Any, name: str, path: bytes) -> Call:
@@ -83,7 +91,7 @@ class FrontDoor:
             call_id=call_id,
         )
 
-    async def _read_body(self, call: Call, receive: Any, limit: int) -> None:
+    async def _read_body(self, call: Call, receive: Any, limit: int, room: Room) -> None:
         """All of it when it is small; else the first part, and the rest as a stream."""
         if call.length is not None and call.length > limit:
             raise BodyTooLargeError(_too_large(limit))
@@ -98,6 +106,7 @@ class FrontDoor:
             if size > limit:
                 raise BodyTooLargeError(_too_large(limit))
             if data:
+                room.take(len(data))
                 parts.append(data)
             if not message.get("more_body"):
                 break

@@ -108,6 +108,9 @@ class _Duration(click.ParamType[float]):
     help="Ask for the password under /system.",
 )
 @click.option(
+    "--open-control", is_flag=True, help="With --no-basic-auth beyond loopback: everybody there may deploy commands."
+)
+@click.option(
     "--api-key", is_flag=True, help="Ask for the key in secrets/api-key under /v1 on loopback too; beyond it always is."
 )
 @click.option(
@@ -158,6 +161,7 @@ def main(
     upstream_timeout: float,
     read_timeout: float,
     max_body_mb: int,
+    open_control: bool,
     **options: Any,
 ) -> None:
     """OpenFaaS's gateway API on this machine, or in a cluster (--backend kubernetes).
@@ -174,7 +178,14 @@ def main(
         max_body_bytes=max_body_mb << 20,
         **options,
     )
+    if not settings.loopback and not settings.basic_auth and not open_control:
+        raise click.UsageError(
+            f"--host {settings.host} without a password lets everybody there deploy commands; "
+            "leave --no-basic-auth out, or say --open-control too"
+        )
     settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with contextlib.suppress(PermissionError):  # a mounted volume is not ours to change
+        settings.state.chmod(0o700)
     with _locked(settings.state):
         import uvloop
 

@@ -13,7 +13,8 @@ from typing import Any
 from starlette.responses import JSONResponse
 
 from gateway.contract import DEFAULT_NAMESPACE, Backend, FunctionSpec, NotFoundError
-from gateway.front import FrontDoor, refuse_body
+from gateway.front import BUSY, FrontDoor, refuse_body
+from gateway.held import HeldBytes, Room, TooMuchHeldError
 from gateway.specs import split_name
 from platform_words.labels import NODES_LABEL
 
@@ -26,8 +27,9 @@ MODELS = "/v1/models"
 class OpenAiDoor:
     """Routes by model. ``key`` None: everybody may call."""
 
-    def __init__(self, front: FrontDoor, backend: Backend, key: str | None) -> None:
+    def __init__(self, front: FrontDoor, backend: Backend, held: HeldBytes, key: str | None) -> None:
         self._front = front
+        self._held = held
         self._backend = backend
         self._key = key
 
@@ -53,7 +55,12 @@ class OpenAiDoor:
         await reply(scope, receive, send)
 
     async def _call(self, scope: Any, path: str, receive: Any, send: Any) -> None:
-        body = await _body(receive)
+        try:
+            with self._held.room() as room:  # the front door takes its own for what is read here
+                body = await _body(receive, room)
+        except TooMuchHeldError as error:
+            await refuse_body(receive, send, _error(503, str(error), "busy", BUSY))
+            return
         if body is None:
             reply = _error(413, f"the body is larger than {MAX_BYTES} bytes", "too_large", {"connection": "close"})
             await refuse_body(receive, send, reply)
@@ -98,8 +105,8 @@ def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "smoe"}
 
 
-async def _body(receive: Any) -> bytes | None:
-    """None where it is too large; empty where the client leaves within it."""
+async def _body(receive: Any, room: Room) -> bytes | None:
+    """None where it is too large; empty where the client leaves within it. Raises TooMuchHeldError."""
     parts: list[bytes] = []
     size = 0
     while True:
@@ -107,6 +114,7 @@ async def _body(receive: Any) -> bytes | None:
         if message["type"] == "http.disconnect":
             return b""
         parts.append(message.get("body", b""))
+        room.take(len(parts[-1]))
         size += len(parts[-1])
         if size > MAX_BYTES:
             return None

@@ -46,6 +46,7 @@ def build_server(app: Any, settings: GatewaySettings) -> Server:
         date_header=True,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=round(settings.drain_s),
+        limit_concurrency=settings.max_connections,
         ws="none",
         proxy_headers=False,
     )

@@ -27,6 +27,10 @@ class GatewaySettings:
     max_body_bytes: int = 256 * 1024 * 1024
     buffer_bytes: int = 4 * 1024 * 1024
     """Bodies up to this size are held, so that the call can be repeated on another replica."""
+    held_bytes: int = 512 * 1024 * 1024
+    """Bodies held at a time, over all calls; beyond it a call is refused with 503."""
+    max_connections: int = 4096
+    """Connections at a time; beyond it a request is refused with 503."""
     max_json_bytes: int = 1024 * 1024
     request_head_timeout_s: float = 10.0
     """What a client may take from its first byte until its request's head is whole."""

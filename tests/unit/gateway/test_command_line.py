@@ -36,6 +36,7 @@ def run(*arguments: str, **environment: str) -> Result:
         (("--state", "s", "--port", "70000"), "70000 is not in the range"),
         (("--state", "s", "--cpu-scale", "0"), "is not in the range"),
         (("--state", "s", "--async-queue", "0"), "is not in the range"),
+        (("--state", "s", "--host", "0.0.0.0", "--no-basic-auth"), "lets everybody there deploy commands"),
         (("--state", "s", "--nats", "localhost:4222"), "it takes nats://HOST:PORT or tls://HOST:PORT"),
     ],
 )
@@ -52,6 +53,14 @@ def test_wrong_options_are_refused_with_a_sentence(
 def test_openfaas_variables_are_read(tmp_path: Path) -> None:
     result = run("--state", str(tmp_path / "s"), upstream_timeout="whenever")
     assert (result.exit_code, "'whenever' is no duration" in result.output) == (2, True)
+
+
+def test_a_state_folder_that_was_there_is_closed_to_others(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with (tmp_path / "gateway.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        run("--state", str(tmp_path))
+    assert tmp_path.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_state_folder_has_one_gateway(tmp_path: Path) -> None:

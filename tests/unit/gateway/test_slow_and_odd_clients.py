@@ -222,3 +222,34 @@ def test_no_bytes_bring_the_gateway_down(served: Served, pieces: list[bytes]) ->
     assert not said or said.startswith(b"HTTP/1.1 ")
     assert b"HTTP/1.1 5" not in said
     assert served.session.get(f"http://{served.running.address}/healthz", timeout=TIMEOUT_S).text == "OK"
+
+
+@pytest.mark.parametrize("path", ["/function/f", "/v1/completions"])
+async def test_bodies_of_all_calls_together_are_bounded_and_room_comes_back(start: Starter, path: str) -> None:
+    async with start(held_bytes=1500, read_timeout_s=TIMEOUT_S) as running:
+        await running.deploy()
+        _, writer = await connect(running.address)
+        writer.write(f"POST {path} HTTP/1.1\r\nhost: t\r\ncontent-length: 1001\r\n\r\n".encode() + b"x" * 1000)
+        async with asyncio.timeout(WAIT_S):
+            while (refused := await running.call("POST", "/function/f", b"x" * 600)).status == 200:
+                pass
+        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+        assert "holds bodies of 1000 bytes, 1500 at most" in refused.text
+        assert (await running.call("POST", "/function/f", b"x" * 400)).status == 200
+        writer.close()
+        async with asyncio.timeout(WAIT_S):
+            while (await running.call("POST", "/function/f", b"x" * 1400)).status != 200:
+                await asyncio.sleep(0.01)
+
+
+async def test_connections_are_bounded(start: Starter) -> None:
+    async with start(max_connections=4, request_head_timeout_s=TIMEOUT_S) as running:
+        await running.deploy()
+        idle = [await connect(running.address) for _ in range(4)]
+        async with asyncio.timeout(WAIT_S):
+            while (await running.call("GET", "/function/f")).status != 503:
+                await asyncio.sleep(0.01)
+            for _, writer in idle:
+                writer.close()
+            while (await running.call("GET", "/function/f")).status != 200:
+                await asyncio.sleep(0.01)
