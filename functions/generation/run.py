@@ -233,8 +233,13 @@ class InstanceRun:
             text.kept += count
             if text.kept < len(text.tokens) or text.cancelled:
                 continue
+            try:
+                chosen = text.sampler.choose(row)
+            except (RuntimeError, ValueError, IndexError) as err:  # one text's own settings; the others go on
+                self._fail(text, CallError(f"the next token could not be chosen: {err}"))
+                continue
             self._measures.token(text, now_s)
-            reason = text.choose(text.sampler.choose(row), now_s)
+            reason = text.choose(chosen, now_s)
             if reason is not None:
                 self._finish(text, reason)
             elif text.sink.full():

@@ -56,7 +56,7 @@ class Sampler:
         s = self._sampling
         with torch.inference_mode():
             scores = self._adjusted(logits.float())
-            token = int(torch.argmax(scores)) if s.temperature == 0.0 else self._draw(scores / s.temperature)
+            token = int(torch.argmax(scores)) if s.temperature == 0.0 else self._draw(_tempered(scores, s.temperature))
             self._counts[token] += 1
             if self._logprobs is None:
                 return Chosen(token)
@@ -86,6 +86,11 @@ class Sampler:
             ordered[ordered.cumsum(0) - ordered >= s.top_p] = 0.0
             probabilities = torch.zeros_like(probabilities).index_copy_(0, places, ordered)
         return int(torch.multinomial(probabilities, 1, generator=self._generator))
+
+
+def _tempered(scores: Tensor, temperature: float) -> Tensor:
+    """``scores / temperature`` up to one shift; the largest becomes 0, so that no tiny temperature overflows it."""
+    return (scores - scores.max()) / temperature
 
 
 def logprobs_of(scores: Tensor, token: int, count: int) -> Chosen:

@@ -446,6 +446,23 @@ def test_the_sampler_follows_every_option() -> None:
     assert len(unseeded) > 1
 
 
+def test_the_smallest_temperature_takes_the_largest_logit() -> None:
+    logits = torch.tensor([0.0, 3.0, 2.0, -torch.inf])
+    assert set(_ten(Sampler(Sampling(temperature=1e-40, seed=1)), logits)) == {1}
+
+
+async def test_a_text_whose_token_cannot_be_chosen_fails_alone(model: WholeModel) -> None:
+    bench = Bench(InProcess(model, 60))
+    beyond = Sampler(Sampling(logit_bias={10**6: 1.0}))  # no such token
+    failed = bench.add(bench.text("a", [1, 2, 3], 5, sampler=beyond))
+    other = bench.add(bench.text("b", [4, 5], 5))
+    await bench.over(failed, other)
+    assert isinstance(failed.error, CallError)
+    assert other.error is None
+    assert len(other.tokens) == 5
+    await bench.end()
+
+
 def _ten(sampler: Sampler, logits: torch.Tensor) -> list[int]:
     return [sampler.choose(logits).token for _ in range(10)]
 
