@@ -16,9 +16,10 @@ import pytest
 import requests
 from click.testing import CliRunner
 
-from benchmarks.together import manager_pid
+from benchmarks.harness.running import listening
 from gateway.client.client import GatewayClient
 from gateway.client.errors import GatewayRefusedError
+from gateway.client.state import read_gateway
 from moe.manifest import Manifest, load
 from placement.heterogeneous import MIB, expert_bytes
 from placement.moves.cluster import Places
@@ -97,7 +98,9 @@ class Running:
             os.kill(pid, signal.SIGKILL)
 
     def manager_pid(self, node: str) -> int:
-        return manager_pid(self.client, self.state, node)
+        """Process of the node's weights manager, by the port that the feed names."""
+        address = self.client.replicas()[f"weights-{node}"][0]["address"]
+        return listening(int(read_gateway(self.state)["pid"]))[int(address.rsplit(":", 1)[1])]
 
 
 @pytest.fixture(scope="module")
