@@ -38,6 +38,8 @@ Family = Literal[
     "qwen3",
     "qwen2_moe",
     "granitemoe",
+    "roberta",
+    "distilbert",
 ]
 Task = Literal["embedding", "causal-lm", "seq2seq-lm"]
 Dtype = Literal["float32", "bfloat16", "float16"]

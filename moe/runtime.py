@@ -37,6 +37,8 @@ DTYPES: Mapping[str, torch.dtype] = {
 }
 FAMILIES = {
     "bert": bert,
+    "roberta": bert,
+    "distilbert": bert,
     "gpt2": gpt2,
     "bert2bert": bert2bert,
     "mixtral": rope,

@@ -239,7 +239,7 @@ def flows_of_segment(
         return _flows(inputs, ("logits",), bytes_in, vocab * itemsize)
     outputs: tuple[str, ...] = ("residual", "expert_ids", "gates")
     bytes_out = size + 12 * top_k
-    if shared or reader.family not in ("bert", "bert2bert"):
+    if shared or reader.task == "causal-lm":
         outputs, bytes_out = ("residual", "x", "expert_ids", "gates"), bytes_out + size
     if index == bridge:
         outputs, bytes_out = ("memory", *outputs), bytes_out + size

@@ -1,8 +1,9 @@
-"""BERT checkpoints (``model_type`` bert), for embeddings, and Bert2Bert's (encoder-decoder, both sides BERT)."""
+"""Encoders (BERT, RoBERTa and its kin, DistilBERT), for embeddings, and Bert2Bert, both of whose sides are BERT."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,48 @@ from moe.checkpoints.source import Fields, FolderSource, Source, read_json
 from moe.errors import CheckpointError
 from moe.manifest import Family, Task
 
+ROBERTA = ("roberta", "xlm-roberta", "camembert")
+"""One architecture under several names: positions are counted from the padding token's, and padding has a place."""
 
-def numbers_of(config: Mapping[str, Any], where: str, *, decoder: bool) -> dict[str, Any]:
-    """The family's numbers from a BERT configuration. Raises CheckpointError for anything not honoured."""
+
+@dataclass(frozen=True)
+class Names:
+    """Where a layer's parts lie in a checkpoint. ``%d`` is the layer."""
+
+    layer: str
+    qkv: tuple[str, str, str]
+    out: str
+    attention_norm: str
+    w_in: str
+    w_out: str
+    norm: str
+
+
+BERT = Names(
+    "encoder.layer.%d.",
+    ("attention.self.query", "attention.self.key", "attention.self.value"),
+    "attention.output.dense",
+    "attention.output.LayerNorm",
+    "intermediate.dense",
+    "output.dense",
+    "output.LayerNorm",
+)
+DISTILBERT = Names(
+    "transformer.layer.%d.",
+    ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+    "attention.out_lin",
+    "sa_layer_norm",
+    "ffn.lin1",
+    "ffn.lin2",
+    "output_layer_norm",
+)
+
+
+def numbers_of(config: Mapping[str, Any], where: str, *types: str, decoder: bool) -> dict[str, Any]:
+    """The family's numbers from a configuration of one of ``types``. Raises CheckpointError for anything not
+    honoured."""
     fields = Fields(config, where)
-    fields.only("model_type", "bert")
+    roberta = fields.only("model_type", *types) in ROBERTA
     fields.only("position_embedding_type", "absolute")
     fields.only("is_decoder", decoder)
     fields.only("add_cross_attention", decoder)
@@ -32,38 +70,77 @@ def numbers_of(config: Mapping[str, Any], where: str, *, decoder: bool) -> dict[
         "max_positions": fields.count("max_position_embeddings", 512),
         "token_types": fields.count("type_vocab_size", 2),
     }
+    if roberta:
+        padding = fields.get("pad_token_id", 1)
+        if not isinstance(padding, int) or not 0 <= padding < numbers["max_positions"] - 1:
+            raise CheckpointError(f"{where}: pad_token_id must be a token id below max_position_embeddings - 1.")
+        numbers |= {"padding_id": padding, "max_positions": numbers["max_positions"] - padding - 1}
+    return _proved(fields, numbers)
+
+
+def distilbert_numbers(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """As ``numbers_of``, under DistilBERT's own keys; it has no token types."""
+    fields = Fields(config, where)
+    fields.only("model_type", "distilbert")
+    fields.flag("sinusoidal_pos_embds", False)  # how the stored positions began
+    numbers: dict[str, Any] = {
+        "vocab_size": fields.count("vocab_size", 30522),
+        "hidden_size": fields.count("dim", 768),
+        "layers": fields.count("n_layers", 6),
+        "heads": fields.count("n_heads", 12),
+        "ffn_size": fields.count("hidden_dim", 3072),
+        "activation": fields.activation("activation", "gelu"),
+        "eps": 1e-12,
+        "max_positions": fields.count("max_position_embeddings", 512),
+        "token_types": 1,
+    }
+    return _proved(fields, numbers)
+
+
+def _proved(fields: Fields, numbers: dict[str, Any]) -> dict[str, Any]:
     fields.flag("tie_word_embeddings", True)
-    fields.finish()
+    fields.finish(HARMLESS)
     if numbers["hidden_size"] % numbers["heads"]:
-        raise CheckpointError(f"{where}: hidden_size must be a multiple of num_attention_heads.")
+        raise CheckpointError(f"{fields.where}: the hidden size must be a multiple of the number of attention heads.")
     return numbers
 
 
-class BertStack:
-    """One stack of BERT layers in a checkpoint; ``prefix`` stands before ``embeddings`` and ``encoder``."""
+HARMLESS = frozenset(("dropout", "qa_dropout", "seq_classif_dropout", "tie_weights_", "output_past"))
 
-    def __init__(self, source: Source, prefix: str, numbers: Mapping[str, Any], *, decoder: bool) -> None:
-        self.source, self.prefix, self.numbers, self.decoder = source, prefix, numbers, decoder
+
+class BertStack:
+    """One stack of BERT layers in a checkpoint; ``prefix`` stands before ``embeddings`` and the layers."""
+
+    def __init__(
+        self, source: Source, prefix: str, numbers: Mapping[str, Any], *, decoder: bool, names: Names = BERT
+    ) -> None:
+        self.source, self.prefix, self.numbers, self.decoder, self.names = source, prefix, numbers, decoder, names
+
+    def _layer(self, layer: int) -> str:
+        return self.prefix + self.names.layer % layer
 
     def embedding(self) -> NodeTensors:
         n, name = self.numbers, f"{self.prefix}embeddings."
         d = n["hidden_size"]
         get = self.source.get
-        positions = get(f"{name}position_embeddings.weight", n["max_positions"], d)
-        types = get(f"{name}token_type_embeddings.weight", n["token_types"], d)
+        first = n.get("padding_id", 0)  # the places before it belong to nothing
+        rows = n["max_positions"] + (first + 1 if "padding_id" in n else 0)
+        positions = get(f"{name}position_embeddings.weight", rows, d)[first:]
+        if self.names is not DISTILBERT:
+            positions = positions + get(f"{name}token_type_embeddings.weight", n["token_types"], d)[0]
         return {
             "embed.words": get(f"{name}word_embeddings.weight", n["vocab_size"], d),
-            "embed.positions": positions + types[0],
+            "embed.positions": positions,
             **self._norm("embed.norm", f"{name}LayerNorm"),
         }
 
     def attention(self, layer: int) -> NodeTensors:
         """Self-attention, and cross-attention of a decoder."""
-        d, name = self.numbers["hidden_size"], f"{self.prefix}encoder.layer.{layer}."
+        d, name = self.numbers["hidden_size"], self._layer(layer)
         tensors = {
-            **self._stacked("attention.qkv", f"{name}attention.self.", "query", "key", "value"),
-            **self._linear("attention.out", f"{name}attention.output.dense", d, d),
-            **self._norm("attention.norm", f"{name}attention.output.LayerNorm"),
+            **self._stacked("attention.qkv", name, *self.names.qkv),
+            **self._linear("attention.out", f"{name}{self.names.out}", d, d),
+            **self._norm("attention.norm", f"{name}{self.names.attention_norm}"),
         }
         if self.decoder:
             tensors |= self._linear("cross.q", f"{name}crossattention.self.query", d, d)
@@ -74,20 +151,16 @@ class BertStack:
 
     def finish(self, layer: int) -> NodeTensors:
         """What follows the experts' sum of ``layer``."""
-        d, name = self.numbers["hidden_size"], f"{self.prefix}encoder.layer.{layer}.output."
-        bias = self.source.get(f"{name}dense.bias", d)
-        return {"finish.bias": bias, **self._norm("finish.norm", f"{name}LayerNorm")}
+        d, name = self.numbers["hidden_size"], self._layer(layer)
+        bias = self.source.get(f"{name}{self.names.w_out}.bias", d)
+        return {"finish.bias": bias, **self._norm("finish.norm", f"{name}{self.names.norm}")}
 
     def ffn(self, layer: int) -> DenseFfn:
-        d, inner, name = (
-            self.numbers["hidden_size"],
-            self.numbers["ffn_size"],
-            f"{self.prefix}encoder.layer.{layer}.",
-        )
+        d, inner, name = self.numbers["hidden_size"], self.numbers["ffn_size"], self._layer(layer)
         return DenseFfn(
-            self.source.get(f"{name}intermediate.dense.weight", inner, d),
-            self.source.get(f"{name}intermediate.dense.bias", inner),
-            self.source.get(f"{name}output.dense.weight", d, inner),
+            self.source.get(f"{name}{self.names.w_in}.weight", inner, d),
+            self.source.get(f"{name}{self.names.w_in}.bias", inner),
+            self.source.get(f"{name}{self.names.w_out}.weight", d, inner),
         )
 
     def language_head(self, name: str) -> NodeTensors:
@@ -128,15 +201,20 @@ class BertStack:
 
 
 class BertReader:
-    """A BERT encoder that answers sentence embeddings."""
+    """An encoder that answers sentence embeddings: BERT, RoBERTa or DistilBERT."""
 
-    family: Family = "bert"
     task: Task = "embedding"
 
     def __init__(self, source: Source) -> None:
-        numbers = numbers_of(source.config, source.where, decoder=False)
-        prefix = first_of(source, "embeddings.word_embeddings.weight", "", "bert.")
-        self.stack = BertStack(source, prefix, numbers, decoder=False)
+        kind = source.config.get("model_type")
+        self.family: Family = "roberta" if kind in ROBERTA else "distilbert" if kind == "distilbert" else "bert"
+        names = BERT
+        if self.family == "distilbert":
+            names, numbers = DISTILBERT, distilbert_numbers(source.config, source.where)
+        else:
+            numbers = numbers_of(source.config, source.where, "bert", *ROBERTA, decoder=False)
+        prefix = first_of(source, "embeddings.word_embeddings.weight", "", f"{self.family}.")
+        self.stack = BertStack(source, prefix, numbers, decoder=False, names=names)
         pooling, normalise = sentence_settings(source)
         self.architecture = {**numbers, "pooling": pooling, "normalise_embedding": normalise}
         self.layers: int = numbers["layers"]
@@ -197,12 +275,12 @@ class Bert2BertReader:
         fields.flag("tie_word_embeddings", False)
         fields.only("tie_encoder_decoder", False)
         self.encoder = BertStack(
-            source, "encoder.", numbers_of(encoder, f"{source.where} (encoder)", decoder=False), decoder=False
+            source, "encoder.", numbers_of(encoder, f"{source.where} (encoder)", "bert", decoder=False), decoder=False
         )
         self.decoder = BertStack(
             source,
             "decoder.bert.",
-            numbers_of(decoder, f"{source.where} (decoder)", decoder=True),
+            numbers_of(decoder, f"{source.where} (decoder)", "bert", decoder=True),
             decoder=True,
         )
         e, d = self.encoder.numbers, self.decoder.numbers

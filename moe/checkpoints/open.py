@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
-from moe.checkpoints.bert import Bert2BertReader, BertReader
+from moe.checkpoints.bert import ROBERTA, Bert2BertReader, BertReader
 from moe.checkpoints.gpt2 import Gpt2Reader
 from moe.checkpoints.granite import GraniteReader
 from moe.checkpoints.llama import LlamaReader
@@ -16,6 +16,7 @@ from moe.errors import CheckpointError
 
 DENSE: dict[str, Callable[[Source], DenseReader]] = {
     "bert": BertReader,
+    **dict.fromkeys((*ROBERTA, "distilbert"), BertReader),
     "gpt2": Gpt2Reader,
     "encoder-decoder": Bert2BertReader,
     "llama": LlamaReader,

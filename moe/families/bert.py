@@ -29,14 +29,22 @@ Numbers = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """Word and position embeddings and a norm; the type embedding of type 0 is already in the positions."""
+    """Word and position embeddings and a norm; the type embedding of type 0 is already in the positions.
+
+    With a ``padding`` token (RoBERTa) positions count a text's other tokens, from 1, and place 0 is padding's.
+    """
 
     words: Tensor  # [vocab, d]
-    positions: Tensor  # [max_positions, d]
+    positions: Tensor  # [max_positions, d], one more with padding
     norm: LayerNorm
+    padding: int | None = None
 
     def __call__(self, token_ids: Tensor, packing: Packing) -> Tensor:
         words = F.embedding(token_ids, self.words)  # [T, d]
+        if self.padding is not None:
+            real = token_ids != self.padding  # [T]
+            counts = torch.cat([text.cumsum(0) for text in real.split_with_sizes(packing.lengths)])  # [T]
+            return self.norm(words + F.embedding(counts * real, self.positions))  # [T, d]
         if packing.texts == 1:
             return self.norm(words + self.positions[: packing.total])  # [T, d]
         return self.norm(words + F.embedding(packing.positions, self.positions))  # [T, d]
@@ -144,11 +152,12 @@ def plain_ffn(weights: Weights, name: str, hidden_size: int, activation: str) ->
 
 
 def embedding(weights: Weights, n: Numbers) -> Embedding:
-    d = n["hidden_size"]
+    d, padding = n["hidden_size"], n.get("padding_id")
     return Embedding(
         weights.tensor("embed.words", n["vocab_size"], d),
-        weights.tensor("embed.positions", n["max_positions"], d),
+        weights.tensor("embed.positions", n["max_positions"] + (padding is not None), d),
         weights.layer_norm("embed.norm", d, n["eps"]),
+        padding,
     )
 
 

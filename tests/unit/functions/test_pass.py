@@ -20,6 +20,7 @@ import pytest
 from benchmarks.harness.local_pipeline import LocalPipeline
 from moe.reference import WholeModel
 from tests.doubles.generation import generate
+from tests.unit.moe import tiny
 
 TEXTS = ["Only the chosen experts see a token.", "ok", "A sum does not mind its order."]
 
@@ -159,22 +160,15 @@ def test_killed_replicas_and_drained_ones_lose_no_request(bert: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "family",
-    [
-        "gpt2",
-        "bert2bert",
-        "mixtral",
-        "qwen3_moe",
-        "olmoe",
-        "qwen2_moe",
-        "granitemoe",
-        "llama",
-        "mistral",
-        "qwen2",
-        "qwen3",
-    ],
-)
+@pytest.mark.parametrize("family", [family for family in tiny.ENCODERS if family != "bert"])
+def test_encoders_give_the_whole_models_embeddings(pipeline_of: Callable[[str], Path], family: str) -> None:
+    folder = pipeline_of(family)
+    with LocalPipeline(folder) as pipeline:
+        assert_close(ask(pipeline.url, {"inputs": TEXTS})["embeddings"], WholeModel(folder).embed(TEXTS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [family for family in tiny.BUILDERS if family not in tiny.ENCODERS])
 def test_decoders_give_the_whole_models_logits_and_texts(pipeline_of: Callable[[str], Path], family: str) -> None:
     folder = pipeline_of(family)
     whole = WholeModel(folder)

@@ -34,7 +34,7 @@ def answer_of(case: Case, pipeline: WholeModel, ids: list[list[int]], answers: l
         tensors |= {f"decoder_{name}": tensor for name, tensor in pack(answers).items()}
         rows = [len(text) for text in answers]
     reply = pipeline.forward(tensors, all_logits=True)
-    return list(reply["states" if case.family == "bert" else "logits"].split(rows))
+    return list(reply["states" if case.family in tiny.ENCODERS else "logits"].split(rows))
 
 
 def assert_parity(case: Case) -> None:
@@ -51,7 +51,9 @@ def test_whole_pipeline_equals_transformers(case: Case) -> None:
 def ffn_modules(case: Case) -> list[Any]:
     """Transformers' modules that hold the experts' work, one for each MoE layer of the pipeline."""
     model = case.model
-    if case.family == "bert":
+    if case.family == "distilbert":
+        return [layer.ffn for layer in model.transformer.layer]
+    if case.family in tiny.ENCODERS:
         return [layer.intermediate for layer in model.encoder.layer]
     if case.family == "gpt2":
         return [block.mlp for block in model.transformer.h]
@@ -106,6 +108,8 @@ def test_routers_choose_the_same_experts_with_the_same_gates(family: str, tmp_pa
     [
         pytest.param("bert", {"hidden_act": "gelu_new"}, id="bert-tanh-gelu"),
         pytest.param("bert", {"hidden_act": "relu", "type_vocab_size": 1}, id="bert-relu-one-type"),
+        pytest.param("roberta", {"pad_token_id": 0, "type_vocab_size": 1}, id="roberta-padding-first"),
+        pytest.param("distilbert", {"activation": "relu", "sinusoidal_pos_embds": True}, id="distilbert-relu-sines"),
         pytest.param("gpt2", {"scale_attn_by_inverse_layer_idx": True}, id="gpt2-scale-by-layer"),
         pytest.param("gpt2", {"scale_attn_weights": False}, id="gpt2-no-scale"),
         pytest.param("gpt2", {"tie_word_embeddings": False}, id="gpt2-untied"),
@@ -161,7 +165,7 @@ def test_packed_texts_equal_texts_alone(case: Case) -> None:
 def test_short_logits_are_the_last_rows_of_all_logits(case: Case) -> None:
     pipeline = case.pipeline()
     ids = tiny.texts((3, 8))
-    if case.family == "bert":
+    if case.family in tiny.ENCODERS:
         with pytest.raises(ProgramInputError, match="does embedding"):
             pipeline.logits_ids(ids)
         return

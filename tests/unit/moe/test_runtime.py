@@ -186,7 +186,7 @@ def test_half_precision_stays_near_single(family: str, dtype: str, tmp_path: Pat
         split(checkpoint, tmp_path / kind, "tiny", 2, None if native else 2, dtype=kind)  # type: ignore[arg-type]
         model = WholeModel(tmp_path / kind)
         ids = tiny.texts((6, 3))
-        answers.append(model.embed_ids(ids) if family == "bert" else model.logits_ids(ids))
+        answers.append(model.embed_ids(ids) if family in tiny.ENCODERS else model.logits_ids(ids))
     assert answers[1].dtype == getattr(torch, dtype)
     similarity = torch.cosine_similarity(answers[0], answers[1].float())
     assert float(similarity.min()) > 0.98

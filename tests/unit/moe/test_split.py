@@ -27,6 +27,17 @@ def digest(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
+def test_encoders_under_a_models_head_and_other_names_give_the_same_pipeline(tmp_path: Path) -> None:
+    """XLM-RoBERTa's and CamemBERT's architecture is RoBERTa's, and a language head puts a prefix before all names."""
+    model = tiny.build("roberta")
+    split(tiny.store(model, tmp_path / "plain"), tmp_path / "a", "tiny", 2, 2)
+    checkpoint = tiny.store(model, tmp_path / "other")
+    rewrite(checkpoint, lambda tensors: {f"roberta.{name}": tensor for name, tensor in tensors.items()})
+    change_config(checkpoint, model_type="xlm-roberta", architectures=["XLMRobertaForMaskedLM"])
+    split(checkpoint, tmp_path / "b", "tiny", 2, 2)
+    assert digest(tmp_path / "a") == digest(tmp_path / "b")
+
+
 def rewrite(checkpoint: Path, change: Any) -> None:
     path = checkpoint / "model.safetensors"
     tensors = change(load_file(path))
@@ -202,7 +213,7 @@ def change_config(checkpoint: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("family", "changes", "said"),
     [
-        pytest.param("bert", {"model_type": "t5"}, "supported are bert, gpt2", id="model-type"),
+        pytest.param("bert", {"model_type": "t5"}, "supported are bert, roberta", id="model-type"),
         pytest.param(
             "bert",
             {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]},
@@ -216,6 +227,8 @@ def change_config(checkpoint: Path, **changes: Any) -> None:
         pytest.param("bert", {"hidden_size": "big"}, "'hidden_size'", id="type"),
         pytest.param("bert", {"hidden_size": 64}, "has shape", id="lying-size"),
         pytest.param("bert", {"num_attention_heads": 5}, "multiple", id="heads"),
+        pytest.param("roberta", {"pad_token_id": 39}, "below max_position", id="roberta-padding"),
+        pytest.param("distilbert", {"n_heads": 5}, "multiple", id="distilbert-heads"),
         pytest.param("bert", {"new_trick": 3}, "'new_trick'", id="unknown-key"),
         pytest.param("gpt2", {"add_cross_attention": True}, "'add_cross_attention'", id="gpt2-cross"),
         pytest.param("gpt2", {"layer_norm_epsilon": -1}, "'layer_norm_epsilon'", id="eps"),

@@ -33,6 +33,17 @@ def bert(**changes: Any) -> Any:
     return transformers.BertModel(transformers.BertConfig(**{**BERT, **changes}))
 
 
+def roberta(**changes: Any) -> Any:
+    return transformers.RobertaModel(transformers.RobertaConfig(**{**BERT, "pad_token_id": 3, **changes}))
+
+
+def distilbert(**changes: Any) -> Any:
+    numbers = {"vocab_size": 99, "dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 50}
+    return transformers.DistilBertModel(
+        transformers.DistilBertConfig(**{**numbers, "max_position_embeddings": 40, **changes})
+    )
+
+
 def gpt2(**changes: Any) -> Any:
     numbers = {"vocab_size": 99, "n_positions": 40, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_inner": 50}
     ids = {"bos_token_id": 1, "eos_token_id": 2}
@@ -118,6 +129,8 @@ def _dense(model: Any, config: Any, changes: dict[str, Any]) -> Any:
 
 BUILDERS: dict[str, Callable[..., Any]] = {
     "bert": bert,
+    "roberta": roberta,
+    "distilbert": distilbert,
     "gpt2": gpt2,
     "bert2bert": bert2bert,
     "mixtral": mixtral,
@@ -130,6 +143,7 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "qwen2": qwen2,
     "qwen3": qwen3,
 }
+ENCODERS = ("bert", "roberta", "distilbert")
 NATIVE = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe")
 
 
@@ -159,10 +173,10 @@ def texts(lengths: tuple[int, ...] = (7, 1, 12, 4), seed: int = 1, vocab: int = 
 
 
 def whole_answer(family: str, model: Any, ids: list[int], answer: list[int] | None = None) -> Tensor:
-    """Transformers' own states (bert) or logits ``[T, …]`` of one text."""
+    """Transformers' own states (of encoders) or logits ``[T, …]`` of one text."""
     with torch.inference_mode():
         tokens = torch.tensor([ids])
-        if family == "bert":
+        if family in ENCODERS:
             return model(tokens).last_hidden_state[0]
         if family == "bert2bert":
             return model(input_ids=tokens, decoder_input_ids=torch.tensor([answer])).logits[0]
