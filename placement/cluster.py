@@ -69,23 +69,28 @@ def make_cluster(
     load_bytes_per_s: float | list[float],
     bytes_per_s: float | Floats,
 ) -> Cluster:
-    """``gpus`` of each node; numbers for all GPUs or one each; bandwidth for all pairs or [nodes, nodes]. Checked."""
+    """``gpus`` of each node; numbers for all GPUs or one each; bandwidth for all pairs or [nodes, nodes], of which the
+    diagonal means nothing. Raises PlacementError."""
     if not gpus or min(gpus) < 1:
         raise PlacementError(f"every node needs at least one GPU, got {gpus}")
     count, nodes = sum(gpus), len(gpus)
 
     def each(name: str, value: float | list[float] | list[int]) -> Floats:
-        values = (
-            np.full(count, value, dtype=np.float64) if isinstance(value, int | float) else np.array(value, dtype=float)
-        )
-        if values.shape != (count,) or not np.isfinite(values).all() or values.min() < 0:
+        values = np.asarray(value, dtype=np.float64)
+        if values.shape not in ((), (count,)) or not np.isfinite(values).all() or values.min() < 0:
             raise PlacementError(f"{name} must be one number or one for each of {count} GPUs, not negative: {value}")
-        return values
+        return np.broadcast_to(values, (count,)).copy()
 
-    bandwidth = np.broadcast_to(np.asarray(bytes_per_s, dtype=np.float64), (nodes, nodes)).copy()
     rates = [each("speed", speed), each("load_bytes_per_s", load_bytes_per_s)]
-    if min(bandwidth.min(), *(rate.min() for rate in rates)) <= 0:
-        raise PlacementError("speed, load_bytes_per_s and bandwidth must be above 0")
+    if min(rate.min() for rate in rates) <= 0:
+        raise PlacementError("speed and load_bytes_per_s must be above 0")
+    bandwidth = np.asarray(bytes_per_s, dtype=np.float64)
+    if bandwidth.shape not in ((), (nodes, nodes)):
+        raise PlacementError(f"bandwidth must be one number or [{nodes}, {nodes}] of them, got shape {bandwidth.shape}")
+    bandwidth = np.broadcast_to(bandwidth, (nodes, nodes)).copy()
+    between = bandwidth[~np.eye(nodes, dtype=np.bool_)]
+    if not (np.isfinite(between) & (between > 0)).all():
+        raise PlacementError("bandwidth between nodes must be finite and above 0")
     return Cluster(
         np.repeat(np.arange(nodes), gpus),
         each("memory_bytes", memory_bytes).astype(np.int64),
@@ -105,6 +110,22 @@ def check_fits(cluster: Cluster, layers: int, experts: int, expert_bytes: int) -
             f"GPU memory: {layers} × {experts} experts of {expert_bytes} bytes need {layers * experts} places for "
             f"expert coverage, {cluster.gpus} GPUs on {cluster.nodes} nodes have {places}"
         )
+
+
+def check_frequency(frequency: Floats, cluster: Cluster) -> Floats:
+    """[nodes, layers, experts] float64, one block. Raises PlacementError: another shape, NaN, infinite or negative."""
+    if frequency.ndim != 3 or frequency.shape[0] != cluster.nodes or not frequency.size:
+        raise PlacementError(f"frequency must be [{cluster.nodes} nodes, layers, experts], got shape {frequency.shape}")
+    if not np.isfinite(frequency).all() or frequency.min() < 0:
+        raise PlacementError("frequency must be finite and not negative")
+    return np.ascontiguousarray(frequency, dtype=np.float64)
+
+
+def check_plan_shape(plan: PlanArray, name: str, cluster: Cluster, frequency: Floats) -> None:
+    """Raises PlacementError unless ``plan`` is [gpus, layers, experts] bool for this cluster and these calls."""
+    shape = (cluster.gpus, *frequency.shape[1:])
+    if plan.shape != shape or plan.dtype != np.bool_:
+        raise PlacementError(f"{name} must be bool [gpus, layers, experts] = {shape}, got {plan.dtype} {plan.shape}")
 
 
 def remote_calls(plan: PlanArray, cluster: Cluster, frequency: Floats) -> Floats:

@@ -147,14 +147,14 @@ def seen_by(documents: Iterable[tuple[str, Any]], profile: Profile, manifest: Ma
     return Seen(frequency, max(windows))
 
 
-def planned(calls: Seen, profile: Profile, manifest: Manifest, method: Method = "improved") -> PlanArray:
+def planned(calls: Seen, profile: Profile, manifest: Manifest, method: Method = "auto") -> PlanArray:
     """[nodes, layers, experts] bool. Raises InfeasibleError, which names what is not met."""
     held = plan(calls.frequency, profile.cluster, expert_bytes(manifest), method=method)
     return profile.cluster.by_node(held)
 
 
 def chosen(
-    calls: Seen, now: PlanArray, profile: Profile, manifest: Manifest, horizon_s: float, method: Method = "improved"
+    calls: Seen, now: PlanArray, profile: Profile, manifest: Manifest, horizon_s: float, method: Method = "auto"
 ) -> Choice:
     """A plan for what was seen, against what runs ``now`` [nodes, layers, experts], by Eq. (3) and (4)."""
     held = _worth_a_copy(planned(calls, profile, manifest, method), now, calls)

@@ -16,6 +16,7 @@ The same statistics always give the same layout.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -73,8 +74,8 @@ def place(
     PlacementError, InfeasibleError.
     """
     tokens, pairs = _checked(tokens, together, nodes, expert_groups, objective)
-    if slack < 0 or effort < 0:
-        raise PlacementError(f"slack and effort may not be negative, got {slack:g} and {effort}")
+    if not 0 <= slack < math.inf or effort < 0:
+        raise PlacementError(f"slack and effort must be finite and not be negative, got {slack:g} and {effort}")
     search = _Search(objective, slack, effort)
     placed = (
         search.run(tokens, pairs, nodes) if nodes.groups == 1 else search.grouped(tokens, pairs, nodes, expert_groups)
@@ -162,6 +163,10 @@ def _checked(
         shape = None if together is None else together.shape
         raise PlacementError(f"together must be [layers, experts, experts] = {(*tokens.shape, experts)}, got {shape}")
     pairs = np.ascontiguousarray(together, dtype=np.float32)
+    if not (pairs.min() >= 0 and pairs.max() < np.inf):  # NaN makes both false
+        raise PlacementError("together must be finite and not negative")
     if pairs[:, range(experts), range(experts)].any():
         raise PlacementError("together must be symmetric with a zero diagonal, and an expert counts with itself")
+    if not all(np.array_equal(of_layer, of_layer.T) for of_layer in pairs):
+        raise PlacementError("together must be symmetric: tokens that chose both experts count at both places")
     return np.ascontiguousarray(tokens, dtype=np.float64), pairs

@@ -9,10 +9,11 @@ the statistics' ``window_s``.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
-from placement.cluster import Cluster, PlanArray, remote_calls
+from placement.cluster import Cluster, PlanArray, check_frequency, check_plan_shape, remote_calls
 from placement.errors import PlacementError
 from placement.layout import Floats
 
@@ -59,8 +60,11 @@ def decide(
     before: PlanArray, after: PlanArray, cluster: Cluster, frequency: Floats, expert_bytes: int, scale: Scale
 ) -> Migration:
     """Eq. (4) for ``frequency`` [nodes, layers, experts] counted over the scale's window. Raises PlacementError."""
-    if min(scale.window_s, scale.horizon_s, scale.remote_call_s) <= 0:
-        raise PlacementError(f"seconds of a remote call, window and horizon must be above 0, got {scale}")
+    if not all(0 < seconds < math.inf for seconds in (scale.window_s, scale.horizon_s, scale.remote_call_s)):
+        raise PlacementError(f"seconds of a remote call, window and horizon must be finite and above 0, got {scale}")
+    frequency = check_frequency(frequency, cluster)
+    check_plan_shape(before, "before", cluster, frequency)
+    check_plan_shape(after, "after", cluster, frequency)
     call_s = scale.remote_call_s * scale.horizon_s / scale.window_s
     now_s, then_s = (float(remote_calls(plan, cluster, frequency).sum()) * call_s for plan in (before, after))
     move_s = migration_s(before, after, cluster, expert_bytes, scale.reading)

@@ -7,8 +7,8 @@ those for tokens and co-activation, and by dispatching batches of the second hal
 has two replicas of an expert on one node, as EPLB's may, they count as one; ``by replica`` counts them as two. Choices
 of experts are synthetic (``benchmarks.placement.synthetic_routing``) except in rows named real. ``moved`` is against
 the layout of the same method for statistics of another part of the tokens. All run on one thread; ``ms`` is the median
-processor time. Also the distance of Algorithm 2 and of the local search from the optimum of Eq. (2) on small instances.
-The last line is one JSON object.
+processor time of the placement, ``statistics ms`` that of the sums it needs. Also the distance of Algorithm 2 and of
+the local search from the optimum of Eq. (2) on small instances. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import importlib.util
 import time
 from collections.abc import Callable
 from dataclasses import asdict, astuple, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +27,19 @@ import torch
 
 from benchmarks.harness.options import benchmark, routing_option, seed_option
 from benchmarks.harness.report import print_result, print_table
-from benchmarks.placement.activations import Activations, activations_of
+from benchmarks.placement.activations import Activations, activations_of, tokens_of
 from benchmarks.placement.oracles import coactivation_load, least_pairs, token_load
 from benchmarks.placement.peers import balanced
 from benchmarks.placement.synthetic_routing import Choices, Law, real, synthetic
 from functions.dispatch.aebs import ActivatedExpertBalance, replica_table
-from placement.janus import Nodes, Objective, place
+from placement.janus import EFFORT, Nodes, Objective, place
 from placement.layout import Held, arrivals, copies, once
 
 Method = Callable[[Activations, Held | None], Held]
 TOKENS = 4096
 BATCH, BATCHES, JUDGED_LAYERS = 128, 16, 6
-SMALL, SMALL_EFFORT = 60, 2000
+SMALL, SMALL_EFFORTS = 60, (0, EFFORT, 300, 2000)
+"""Small instances, and the efforts at which they are compared with the optimum: 0 is Algorithm 2 as published."""
 TARGET_OVER = 1.02
 
 
@@ -82,6 +84,10 @@ class Row:
     law: str
     method: str
     ms: float
+    """Processor time of the placement."""
+    statistics_ms: float
+    """Processor time of the statistics that it needs, summed from the tokens' choices: tokens of each expert, and for
+    all but EPLB co-activations. An ingress sums them as it serves, so a placement finds them there."""
     tokens_mean: float
     """Fullest node's tokens over the mean node's, an expert's split evenly over the nodes that hold it: mean over
     layers, then the worst layer."""
@@ -125,12 +131,12 @@ def _original(module: Any, activations: Activations, size: Size) -> Held:
     return held
 
 
-def timed_ms(method: Method, activations: Activations, repeats: int) -> float:
+def timed_ms(work: Callable[[], Any], repeats: int) -> float:
     times = []
-    method(activations, None)
+    work()
     for _ in range(repeats):
         began = time.process_time()
-        method(activations, None)
+        work()
         times.append((time.process_time() - began) * 1000)
     return float(np.median(times))
 
@@ -159,6 +165,7 @@ def judge(size: Size, law: str, choices: Choices, original: Any, repeats: int) -
     rows = []
     apart = activations.together.sum(axis=(1, 2), dtype=np.float64) / 2 / size.nodes.count
     for name, method in methods(size, original).items():
+        counting = tokens_of if name.startswith("EPLB") else activations_of
         before = method(earlier, None)
         held = method(activations, before)
         most = fullest_over_mean(once(held), activations)
@@ -167,7 +174,8 @@ def judge(size: Size, law: str, choices: Choices, original: Any, repeats: int) -
                 size.name,
                 law,
                 name,
-                round(timed_ms(method, activations, repeats if name != "EPLB" else 1), 3),
+                round(timed_ms(partial(method, activations, None), repeats if name != "EPLB" else 1), 3),
+                round(timed_ms(partial(counting, choices[:half], size.experts), repeats), 3),
                 round(float(most.mean()), 5),
                 round(float(most.max()), 5),
                 round(float(fullest_over_mean(held, activations).mean()), 5),
@@ -180,29 +188,41 @@ def judge(size: Size, law: str, choices: Choices, original: Any, repeats: int) -
     return rows
 
 
-def over_optimum(seed: int) -> dict[str, tuple[float, float]]:
-    """(mean, worst) over the optimum of Eq. (2) on small instances, the same replica counts for all."""
+def over_optimum(seed: int) -> dict[int, tuple[float, float]]:
+    """By effort of ``coactivation`` (mean, worst) over the optimum of Eq. (2) on small instances, the same replica
+    counts for all."""
     rng = np.random.default_rng(seed)
-    ratios: dict[str, list[float]] = {"Algorithm 2 as published": [], "Algorithm 2 + search": []}
+    ratios: dict[int, list[float]] = {effort: [] for effort in SMALL_EFFORTS}
     for _ in range(SMALL):
         experts, nodes = int(rng.integers(5, 10)), int(rng.integers(2, 5))
         slots = -(-experts // nodes) + int(rng.integers(0, 2))
         law: Law = "zipf" if rng.random() < 0.5 else "lognormal"
         choices = synthetic(law, 400, 1, experts, int(rng.integers(2, 4)), int(rng.integers(1 << 30)))
         activations = activations_of(choices, experts)
-        for name, effort in (("Algorithm 2 as published", 0), ("Algorithm 2 + search", SMALL_EFFORT)):
+        for effort, part in ratios.items():
             done = place(
                 activations.tokens, activations.together, Nodes(nodes, slots), objective="coactivation", effort=effort
             )
             best = least_pairs(done.counts[0], activations.together[0], nodes, slots)
             load = float(coactivation_load(done.held, activations.together).max())
-            ratios[name].append(load / best if best > 0 else 1.0 + load)
-    return {name: (round(float(np.mean(part)), 4), round(float(np.max(part)), 4)) for name, part in ratios.items()}
+            part.append(load / best if best > 0 else 1.0 + load)
+    return {effort: (round(float(np.mean(part)), 4), round(float(np.max(part)), 4)) for effort, part in ratios.items()}
 
 
 def show(rows: list[Row]) -> None:
-    heads = ("method", "ms", "tokens", "worst", "by replica", "co-activation", "activated", "twice", "moved GB")
-    formats = (".2f", ".4f", ".4f", ".4f", ".3f", ".2f", "", ".1f")
+    heads = (
+        "method",
+        "ms",
+        "statistics ms",
+        "tokens",
+        "worst",
+        "by replica",
+        "co-activation",
+        "activated",
+        "twice",
+        "moved GB",
+    )
+    formats = (".2f", ".2f", ".4f", ".4f", ".4f", ".3f", ".2f", "", ".1f")
     for size, law in dict.fromkeys((row.size, row.law) for row in rows):
         of_title = [astuple(row)[2:] for row in rows if (row.size, row.law) == (size, law)]
         cells = [(name, *map(format, figures, formats)) for name, *figures in of_title]
@@ -217,6 +237,8 @@ def unmet(rows: list[Row]) -> list[str]:
             ours = next(o for o in rows if o.method == "ours" and (o.size, o.law) == (row.size, row.law))
             at = f"{row.size}, {row.law}, {row.method}"
             missed += [f"slower: {at}"] if ours.ms > row.ms else []
+            both = ours.ms + ours.statistics_ms > row.ms + row.statistics_ms
+            missed += [f"slower with statistics: {at}"] if both else []
             missed += [f"balance: {at}"] if ours.tokens_mean > row.tokens_mean + 1e-9 else []
             missed += [f"worst balance: {at}"] if ours.tokens_worst > row.tokens_worst + 1e-9 else []
             missed += [f"co-activation: {at}"] if ours.pairs >= row.pairs else []
@@ -257,14 +279,17 @@ def main(eplb: Path | None, routing: Path | None, repeats: int, seed: int) -> No
                 rows += judge(size, "real", np.random.default_rng(seed).permutation(log), original, repeats)
     show(rows)
     over = over_optimum(seed)
-    for name, (mean, worst) in over.items():
-        print(f"{name}: Eq. (2) over the optimum on {SMALL} small instances, mean {mean:.4f}, worst {worst:.4f}")
+    for effort, (mean, worst) in over.items():
+        print(
+            f"coactivation, effort {effort}: Eq. (2) over the optimum on {SMALL} small instances, "
+            f"mean {mean:.4f}, worst {worst:.4f}"
+        )
     missed = unmet(rows)
     result = {
         "rows": [asdict(row) for row in rows],
         "over_optimum": over,
         "unmet": missed,
-        "targets_met": not missed and over["Algorithm 2 + search"][0] <= TARGET_OVER,
+        "targets_met": not missed and over[EFFORT][0] <= TARGET_OVER,
         "seed": seed,
     }
     print_result(result)

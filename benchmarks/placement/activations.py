@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from functions.dispatch.activations import coactivations
 from placement.errors import PlacementError
 from placement.layout import Floats, Singles
 
@@ -25,16 +26,18 @@ class Activations:
 
 
 def activations_of(choices: NDArray[np.integer], experts: int) -> Activations:
-    """Sums over ``choices`` [tokens, layers, k], each token's experts. Raises PlacementError for an unknown expert."""
+    """Sums over ``choices`` [tokens, layers, k], each token's experts, as a running ingress counts them. Raises
+    PlacementError for an unknown expert."""
     if choices.ndim != 3 or (choices.size and (choices.min() < 0 or choices.max() >= experts)):
         raise PlacementError(f"choices must be [tokens, layers, k] of experts 0 to {experts - 1}")
-    count, layers, _ = choices.shape
-    tokens = np.empty((layers, experts))
+    layers = choices.shape[1]
     together = np.empty((layers, experts, experts), dtype=np.float32)
     for layer in range(layers):
-        chosen = np.zeros((count, experts), dtype=np.float32)
-        np.put_along_axis(chosen, choices[:, layer].astype(np.int64), 1.0, axis=1)
-        tokens[layer] = chosen.sum(axis=0, dtype=np.float64)
-        together[layer] = chosen.T @ chosen
-    together[:, range(experts), range(experts)] = 0.0
-    return Activations(tokens, together)
+        together[layer] = coactivations(choices[:, layer], experts)
+    return Activations(tokens_of(choices, experts), together)
+
+
+def tokens_of(choices: NDArray[np.integer], experts: int) -> Floats:
+    """[layers, experts]: tokens that chose the expert."""
+    layers = range(choices.shape[1])
+    return np.array([np.bincount(choices[:, at].ravel(), minlength=experts) for at in layers], dtype=np.float64)

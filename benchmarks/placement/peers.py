@@ -20,7 +20,7 @@ import heapq
 
 import numpy as np
 
-from placement.cluster import Cluster, PlanArray, Whole, check_fits
+from placement.cluster import Cluster, PlanArray, Whole, check_fits, check_frequency
 from placement.errors import PlacementError
 from placement.layout import Floats, Held
 
@@ -84,18 +84,20 @@ def redundance(cluster: Cluster, layers: int, experts: int, expert_bytes: int, s
 
 
 def smartmoe(cluster: Cluster, frequency: Floats, expert_bytes: int) -> PlanArray:
-    """Every expert once, loads even for the GPUs' speed; ``frequency`` [nodes, layers, experts]."""
-    _, layers, experts = frequency.shape
+    """Every expert once, loads even for the GPUs' speed; ``frequency`` [nodes, layers, experts]. Raises
+    PlacementError."""
+    _, layers, experts = check_frequency(frequency, cluster).shape
     quotas = _once(cluster, layers, experts, expert_bytes)
     plan = np.zeros((cluster.gpus, layers, experts), dtype=np.bool_)
     for layer, load in enumerate(frequency.sum(axis=0)):
-        _pack(plan[:, layer], np.arange(experts), load, quotas[:, layer], cluster.speed)
+        _pack(plan[:, layer], np.arange(experts), load, quotas[:, layer], cluster.speed, np.arange(cluster.gpus))
     return plan
 
 
-def eplb(cluster: Cluster, frequency: Floats, expert_bytes: int) -> PlanArray:
-    """Copies by load, packed to even loads for the GPUs' speed; ``frequency`` [nodes, layers, experts]."""
-    _, layers, experts = frequency.shape
+def eplb(cluster: Cluster, frequency: Floats, expert_bytes: int, *, one_a_node: bool = False) -> PlanArray:
+    """Copies by load, packed to even loads for the GPUs' speed; ``frequency`` [nodes, layers, experts].
+    ``one_a_node``: GPUs of one node hold no expert twice. Raises PlacementError."""
+    _, layers, experts = check_frequency(frequency, cluster).shape
     check_fits(cluster, layers, experts, expert_bytes)
     quotas = _shares(np.minimum(cluster.slots(expert_bytes), layers * experts), layers, experts)
     short = quotas.sum(axis=0) < experts
@@ -103,8 +105,9 @@ def eplb(cluster: Cluster, frequency: Floats, expert_bytes: int) -> PlanArray:
         quotas = _once(cluster, layers, experts, expert_bytes)
     plan = np.zeros((cluster.gpus, layers, experts), dtype=np.bool_)
     for layer, load in enumerate(frequency.sum(axis=0)):
-        copies, share = _copies(load, int(quotas[:, layer].sum()), cluster.gpus)
-        _pack(plan[:, layer], copies, share, quotas[:, layer], cluster.speed)
+        copies, share = _copies(load, int(quotas[:, layer].sum()), cluster.nodes if one_a_node else cluster.gpus)
+        mates = cluster.node if one_a_node else np.arange(cluster.gpus)
+        _pack(plan[:, layer], copies, share, quotas[:, layer], cluster.speed, mates)
     return plan
 
 
@@ -161,8 +164,9 @@ def _copies(load: Floats, places: int, most: int) -> tuple[Whole, Floats]:
     return experts, (load / counts)[experts]
 
 
-def _pack(plan: PlanArray, experts: Whole, load: Floats, quota: Whole, speed: Floats) -> None:
-    """Fill one layer's ``plan`` [gpus, experts]: by falling load, to the least loaded GPU with a place.
+def _pack(plan: PlanArray, experts: Whole, load: Floats, quota: Whole, speed: Floats, mates: Whole) -> None:
+    """Fill one layer's ``plan`` [gpus, experts]: by falling load, to the least loaded GPU with a place. GPUs of one
+    number in ``mates`` [gpus] hold no expert twice.
 
     A copy is left out where every GPU with a place holds the expert already, and where the places that are left are
     needed by experts that have none yet.
@@ -175,7 +179,7 @@ def _pack(plan: PlanArray, experts: Whole, load: Floats, quota: Whole, speed: Fl
         expert = experts[at]
         if not first[at] and left.sum() <= reserved:
             continue
-        open_gpus = np.flatnonzero((left > 0) & ~plan[:, expert])
+        open_gpus = np.flatnonzero((left > 0) & ~np.isin(mates, mates[plan[:, expert]]))
         if open_gpus.size:
             gpu = open_gpus[np.argmin(bears[open_gpus])]
             plan[gpu, expert] = True

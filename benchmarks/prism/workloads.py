@@ -42,13 +42,18 @@ class Workload:
         return int(self.prompts[0][0].shape[1])
 
 
-def lite(folder: Path, seed: int) -> Workload:
-    """Three clusters of the V2-Lite log's prompts, each in random order."""
+def lite(folder: Path, seed: int, length: int | None = None) -> Workload:
+    """Three clusters of the V2-Lite log's prompts, each in random order. ``length``: of prompts that have so many
+    tokens the first ones only, so that clusters cannot differ in length."""
     choices, prompt = real(folder)
     numbers, starts, sizes = np.unique(prompt, return_index=True, return_counts=True)
+    kept = np.flatnonzero(sizes >= (length or LEAST_TOKENS))
+    if length is not None:
+        sizes = np.full_like(sizes, length)
     words = np.zeros((len(numbers), REAL_EXPERTS))
-    np.add.at(words, (np.searchsorted(numbers, prompt)[:, None], choices[:, 0]), 1.0)
-    kept = np.flatnonzero(sizes >= LEAST_TOKENS)
+    for number in kept:
+        part = choices[starts[number] :][: sizes[number], 0]
+        words[number] = np.bincount(part.ravel(), minlength=REAL_EXPERTS)
     likeness = np.sqrt(words[kept] / words[kept].sum(axis=1, keepdims=True))
     task = KMeans(TASKS, n_init=5, random_state=seed).fit_predict(likeness)
     order = np.random.default_rng(seed).permutation(len(kept))

@@ -37,7 +37,7 @@ from benchmarks.harness.options import PRESENT, benchmark, out_option
 from benchmarks.harness.report import picture, print_result, print_table
 from benchmarks.harness.run_folder import run_folder
 from benchmarks.harness.running import START_TIMEOUT_S, RunningPipeline, local_gateway, running_pipeline
-from benchmarks.prism.__main__ import METHODS, planners
+from benchmarks.prism.comparison import METHODS, planners
 from benchmarks.prism_real.clients import Counts, Served, counted, joined, send_all
 from benchmarks.prism_real.network import SWITCH, Node, become_switch, connect, measure
 from moe.manifest import INGRESS

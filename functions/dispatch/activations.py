@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,13 +75,8 @@ class ActivationWindow:
         for layer, kept in enumerate(self._pending):
             for ids in _by_width(kept):
                 period.tokens[layer] += np.bincount(ids.ravel(), minlength=experts)
-                first, second = _pairs(ids.shape[1])
-                # A pair as one number: one pass of bincount then counts all pairs of all tokens.
-                pairs = ids[:, first].astype(np.int64) * experts + ids[:, second]
-                counts = np.bincount(pairs.ravel(), minlength=experts * experts).reshape(experts, experts)
-                period.together[layer] += (counts + counts.T).astype(np.int32)
+                period.together[layer] += coactivations(ids, experts).astype(np.int32)
             kept.clear()
-        period.together[:, range(experts), range(experts)] = 0
         self._pending_tokens = 0
 
     def _period(self, number: int) -> _Period:
@@ -95,11 +89,25 @@ class ActivationWindow:
         return self._periods[-1]
 
 
-@lru_cache(maxsize=64)
-def _pairs(width: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Every two of ``width`` choices, as positions."""
-    first, second = np.triu_indices(width, 1)
-    return first, second
+def coactivations(ids: NDArray[np.integer], experts: int) -> Ints:
+    """[experts, experts]: tokens of ``ids`` [tokens, k] that chose both experts; symmetric, zero diagonal.
+
+    A pair is one number, so one pass of bincount counts all pairs of all tokens; choices lie slot by slot, so that the
+    numbers of all pairs with one slot are one addition without a gather.
+    """
+    tokens, width = ids.shape
+    slots = np.ascontiguousarray(ids.T, dtype=np.intp)
+    rows = slots[:-1] * experts
+    pairs = np.empty((width * (width - 1) // 2, tokens), dtype=np.intp)
+    begin = 0
+    for slot in range(width - 1):
+        end = begin + width - 1 - slot
+        np.add(rows[slot], slots[slot + 1 :], out=pairs[begin:end])
+        begin = end
+    counts = np.bincount(pairs.ravel(), minlength=experts * experts).reshape(experts, experts)
+    both: Ints = counts + counts.T
+    np.fill_diagonal(both, 0)
+    return both
 
 
 def _by_width(kept: Sequence[NDArray[np.int32]]) -> list[NDArray[np.int32]]:

@@ -54,10 +54,12 @@ class ReplicaTable:
 def replica_table(slots: NDArray[np.integer], experts: int) -> ReplicaTable:
     """The table of ``slots`` [nodes, slots], the expert in each slot, -1 where a slot is free.
 
-    Raises ValueError where an expert has no replica, stands twice on a node, or is not one of ``experts``.
+    Raises ValueError where an expert has no replica, stands twice on a node, or is neither one of ``experts`` nor -1.
     """
     if slots.ndim != 2 or not slots.size or slots.size > MAX_REPLICAS:
         raise ValueError(f"slots must be [nodes, slots] with 1 to {MAX_REPLICAS} of them, got shape {slots.shape}")
+    if int(slots.min()) < -1:
+        raise ValueError(f"a slot holds {int(slots.min())}; slots hold experts from 0 on, or -1 where they are free")
     node, _ = np.nonzero(slots >= 0)
     held = slots[slots >= 0]
     if held.size and int(held.max()) >= experts:

@@ -54,7 +54,7 @@ Rows = dict[str, dict[str, float]]
     help="What is evened out. [default: tokens-first, or tokens where co-activations are not known]",
 )
 @click.option(
-    "--method", type=click.Choice(METHODS), default=None, help="With --nodes: how plans are made. [default: improved]"
+    "--method", type=click.Choice(METHODS), default=None, help="With --nodes: how plans are made. [default: auto]"
 )
 @click.option(
     "--out",
@@ -85,8 +85,8 @@ def place_command(
     _check_options(files, nodes, profile, slots, objective, method)
     _, manifest = ensure_pipeline(pipeline, state / "pipelines")
     if profile is not None:
-        title: str = method or "improved"
-        plan, rows = _place_heterogeneous(files, read_profile(profile), manifest, method or "improved")
+        title: str = method or "auto"
+        plan, rows = _place_heterogeneous(files, read_profile(profile), manifest, method or "auto")
     else:
         tokens, together = _read(files[0], manifest)
         evened: Objective = objective or ("tokens" if together is None else "tokens-first")

@@ -37,7 +37,7 @@ STATISTICS_TIMEOUT_S = 5.0
     required=True,
     help="Profile of the machines in JSON: memory, speed, links between them (docs/placement.md).",
 )
-@click.option("--method", type=click.Choice(METHODS), default="improved", show_default=True, help="How plans are made.")
+@click.option("--method", type=click.Choice(METHODS), default="auto", show_default=True, help="How plans are made.")
 @click.option(
     "--every",
     "every_s",

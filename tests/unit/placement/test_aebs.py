@@ -168,6 +168,7 @@ def test_shapes_must_agree() -> None:
         ([[0, 0], [1, 2]], "expert 0 stands twice on node 0"),
         ([[0, -1], [2, -1]], "expert 1 has no replica"),
         ([[0, 1], [2, 3]], "expert 3"),
+        ([[0, 1], [2, -2]], "a slot holds -2"),
         ([0, 1, 2], r"\[nodes, slots\]"),
     ],
 )

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarks.placement.oracles import check_plan
 from benchmarks.placement.peers import eplb, redundance, smartmoe, uniform
+from placement import prism
 from placement.cluster import (
     Cluster,
     entropy,
@@ -94,7 +95,7 @@ def test_improved_equals_the_linear_program_and_published_is_no_better(
 ) -> None:
     cluster, frequency, size = instance
     calls = {m: remote_calls(plan(frequency, cluster, size, method=m), cluster, frequency).sum() for m in METHODS}
-    assert calls["improved"] == pytest.approx(calls["exact"])
+    assert calls["improved"] == calls["auto"] == pytest.approx(calls["exact"])
     assert calls["published"] >= calls["exact"] - 1e-9
 
 
@@ -106,6 +107,85 @@ def test_linear_program_equals_brute_force(seed: int) -> None:
     held = fewest_remote(frequency[:, 0], cluster.node_slots(1))
     assert np.where(held, 0, frequency[:, 0]).sum() == fewest(cluster, frequency)
     assert (held.sum(axis=1) <= cluster.node_slots(1)).all()
+
+
+@pytest.mark.parametrize(("cells", "method"), [(1000, "improved"), (24, "exact")])
+def test_auto_is_the_exchanges_on_small_instances_and_the_linear_program_on_large_ones(
+    cells: int, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prism, "EXACT_CELLS", cells)
+    cluster, frequency = cluster_of([[7], [8]]), np.ones((2, 3, 4))  # all ties, which each breaks in its own way
+    by_method = {name: plan(frequency, cluster, 1, method=name) for name in METHODS}
+    assert np.array_equal(by_method["auto"], by_method[method])  # type: ignore[index]
+    assert not np.array_equal(by_method["improved"], by_method["exact"])
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 4), (3, 2, 4), (2, 2, 8), (4, 2, 2), (2, 8)])
+def test_previous_plan_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(PlacementError, match=r"previous must be bool \[gpus, layers, experts\] = \(2, 2, 4\)"):
+        plan(np.ones((2, 2, 4)), cluster_of([[6], [6]]), 1, previous=np.zeros(shape, dtype=np.bool_))
+
+
+def test_previous_plan_of_numbers_is_refused() -> None:
+    with pytest.raises(PlacementError, match="got int64"):
+        plan(np.ones((2, 2, 4)), cluster_of([[6], [6]]), 1, previous=np.zeros((2, 2, 4), dtype=np.int64))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bytes_per_s": np.nan}, "bandwidth between nodes must be finite and above 0"),
+        ({"bytes_per_s": np.array([[1.0, 2.0], [-1.0, 1.0]])}, "bandwidth between nodes must be finite and above 0"),
+        ({"bytes_per_s": np.ones((3, 3))}, r"bandwidth must be one number or \[2, 2\] of them, got shape \(3, 3\)"),
+        ({"bytes_per_s": np.ones(2)}, r"bandwidth must be one number or \[2, 2\]"),
+        ({"speed": np.nan}, "speed must be one number or one for each of 3 GPUs"),
+        ({"speed": 0.0}, "above 0"),
+        ({"memory_bytes": [1, 2]}, "memory_bytes must be one number or one for each of 3 GPUs"),
+    ],
+)
+def test_cluster_of_impossible_numbers_gets_a_sentence(change: dict[str, object], message: str) -> None:
+    given: dict[str, object] = {"memory_bytes": 3, "load_bytes_per_s": 1.0, "bytes_per_s": 1.0, **change}
+    with pytest.raises(PlacementError, match=message):
+        make_cluster([1, 2], **given)  # type: ignore[arg-type]
+
+
+def test_cluster_takes_numbers_of_numpy_and_a_diagonal_that_means_nothing() -> None:
+    bandwidth = np.array([[np.nan, 2.0], [3.0, 0.0]])
+    cluster = make_cluster([1, 1], np.int64(3), load_bytes_per_s=np.float32(2.0), bytes_per_s=bandwidth)  # type: ignore[arg-type]
+    assert cluster.memory_bytes.tolist() == [3, 3]
+    assert cluster.bandwidth[0, 1] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("frequency", "scale", "message"),
+    [
+        (np.full((2, 1, 2), np.nan), Scale(1.0, 1.0, 1.0), "finite"),
+        (np.ones((2, 1, 2)), Scale(np.nan, 1.0, 1.0), "finite and above 0"),
+        (np.ones((2, 1, 3)), Scale(1.0, 1.0, 1.0), "before must be bool"),
+        (np.ones((1, 1, 2)), Scale(1.0, 1.0, 1.0), r"\[2 nodes, layers, experts\]"),
+    ],
+)
+def test_decision_on_impossible_statistics_is_refused(frequency: np.ndarray, scale: Scale, message: str) -> None:
+    held = np.ones((2, 1, 2), dtype=np.bool_)
+    with pytest.raises(PlacementError, match=message):
+        decide(held, held, cluster_of([[2], [2]]), frequency, 1, scale)
+
+
+@pytest.mark.parametrize("peer", [smartmoe, eplb])
+@pytest.mark.parametrize("value", [np.nan, -1.0])
+def test_peers_refuse_impossible_loads(peer: Callable[..., np.ndarray], value: float) -> None:
+    with pytest.raises(PlacementError, match="finite and not negative"):
+        peer(cluster_of([[4], [4]]), np.full((2, 1, 4), value), 1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(instances())
+def test_eplb_with_one_copy_a_node_has_just_that(instance: tuple[Cluster, np.ndarray, int]) -> None:
+    cluster, frequency, size = instance
+    made = eplb(cluster, frequency, size, one_a_node=True)
+    check_plan(made, cluster, size)
+    for node in range(cluster.nodes):
+        assert made[cluster.node == node].sum(axis=0).max() <= 1
 
 
 @pytest.mark.parametrize("method", METHODS)
