@@ -69,9 +69,9 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Target]:
 
 
 def _cluster(kind: str) -> Cluster:
-    found = Cluster()
-    found.hold_starts = kind != "double"
-    return found
+    cluster = Cluster()
+    cluster.hold_starts = kind != "double"
+    return cluster
 
 
 @pytest.fixture

@@ -185,11 +185,11 @@ class Namespaces:
     def _left(self, end_s: float) -> set[str]:
         """Those that are there still when the last one goes, or the watch ends."""
         asking, reported, selector = self._asking("default"), list[str](), f"{RUN}={self._run}"
-        found = list(asking.listed("namespaces", selector, reported.append))
-        for one in found:
+        listed = list(asking.listed("namespaces", selector, reported.append))
+        for one in listed:
             if "deletionTimestamp" not in one["metadata"]:  # an interrupt came just before it was removed
                 self._asking(one["metadata"]["name"]).delete("")
-        left = {one["metadata"]["name"] for one in found}
+        left = {one["metadata"]["name"] for one in listed}
         seconds = max(1, round(end_s - time.monotonic()))
         for kind, document in (
             asking.watch("namespaces", selector, reported[-1], seconds, lambda cut: None) if left else ()
@@ -207,10 +207,10 @@ class Namespaces:
 @contextmanager
 def namespaces_of(kubeconfig: Path) -> Iterator[Namespaces]:
     """Also a run that is told to end (SIGTERM) or interrupted (Ctrl-C) removes its namespaces before."""
-    found = Namespaces(kubeconfig)
+    namespaces = Namespaces(kubeconfig)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        yield found
+        yield namespaces
     finally:
-        found.close()
+        namespaces.close()
         signal.signal(signal.SIGTERM, before)

@@ -47,9 +47,9 @@ def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
     """The command that these words call, and its arguments."""
     command: click.Command = cli
     while isinstance(command, click.Group) and words and not words[0].startswith("-"):
-        found = command.get_command(click.Context(command), words[0])
-        assert found is not None, f"there is no command {words[0]}"
-        command, words = found, words[1:]
+        subcommand = command.get_command(click.Context(command), words[0])
+        assert subcommand is not None, f"there is no command {words[0]}"
+        command, words = subcommand, words[1:]
     return command, words
 
 

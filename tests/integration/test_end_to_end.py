@@ -82,9 +82,9 @@ def stack_deployments() -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory, minilm_pipeline: Path) -> Iterator[Running]:
-    found = Running(tmp_path_factory.mktemp("state"), minilm_pipeline)
-    yield found
-    lifecycle.stop_process(found.process)
+    started = Running(tmp_path_factory.mktemp("state"), minilm_pipeline)
+    yield started
+    lifecycle.stop_process(started.process)
 
 
 def test_the_functions_answer_as_the_whole_model_does(running: Running) -> None:

@@ -55,8 +55,8 @@ class Running:
             return coordinator.move(target)
 
     def functions(self) -> list[str]:
-        found = self.client.functions()
-        return [f["name"] for f in found if f["labels"].get("smoe.pipeline") == self.manifest.name]
+        deployed = self.client.functions()
+        return [f["name"] for f in deployed if f["labels"].get("smoe.pipeline") == self.manifest.name]
 
     def all_at(self, places: dict[str, int]) -> dict[str, dict[str, int]]:
         return dict.fromkeys(self.functions(), places)
@@ -146,8 +146,8 @@ def during_the_copy(running: Running, act: Callable[[], object]) -> None:
     """Wait until some of the weights are on node b and some are not, then act."""
     some = threading.Event()
     while not some.wait(0.02):
-        found = running.managers.held("b")
-        if found["unfinished"] and found["held"]:
+        held = running.managers.held("b")
+        if held["unfinished"] and held["held"]:
             act()
             return
 

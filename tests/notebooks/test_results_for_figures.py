@@ -30,11 +30,11 @@ def last(output: str) -> dict[str, object]:
 @pytest.mark.timeout(1200)
 def test_motivation_stores_shares_tails_and_the_surface(tmp_path: Path) -> None:
     options = ["--workload", "bert-4", "--pattern", "slow", "--mean-rps", "8", "--minutes", "2", "--surface-seeds", "2"]
-    found = CliRunner().invoke(
+    result = CliRunner().invoke(
         motivation.main, [*options, "--traces", str(tmp_path), "--out", str(tmp_path)], catch_exceptions=False
     )
-    assert found.exit_code == 0, found.output
-    about, experts, layers = last(found.output), rows_of(tmp_path / "experts.csv"), rows_of(tmp_path / "layers.csv")
+    assert result.exit_code == 0, result.output
+    about, experts, layers = last(result.output), rows_of(tmp_path / "experts.csv"), rows_of(tmp_path / "layers.csv")
     assert about["arrivals_measured"] is False and about["routing_sha256"] is None
     windows = {row["window"] for row in experts}
     assert len(experts) == len(windows) * 48 and len(layers) == len(windows) * 12
@@ -58,9 +58,9 @@ def test_shares_sum_to_one_in_each_layer_and_window() -> None:
         for layer in (0, 1)
         for expert in (0, 1, 2)
     ]
-    found = motivation.shares(rows, "tokens")
-    assert found.shape == (2, 2, 3) and np.allclose(found.sum(2), 1)
-    assert found[0, 1].tolist() == [4 / 15, 5 / 15, 6 / 15]
+    shares = motivation.shares(rows, "tokens")
+    assert shares.shape == (2, 2, 3) and np.allclose(shares.sum(2), 1)
+    assert shares[0, 1].tolist() == [4 / 15, 5 / 15, 6 / 15]
 
 
 def test_generations_alternate_segments_and_whole_layers() -> None:
@@ -74,11 +74,11 @@ def test_generations_alternate_segments_and_whole_layers() -> None:
 @pytest.mark.timeout(1200)
 def test_one_decision_is_taken_apart_as_it_was_decided(tmp_path: Path) -> None:
     options = ["--seconds", "240", "--pattern", "normal", "--out", str(tmp_path)]
-    found = CliRunner().invoke(one_decision.main, options, catch_exceptions=False)
-    assert found.exit_code == 0, found.output
+    result = CliRunner().invoke(one_decision.main, options, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
     stored = json.loads((tmp_path / "decision.json").read_text())
     experts, features = stored["experts"], stored["features"]["node"]
-    assert len(experts) == last(found.output)["decisions"] == 48
+    assert len(experts) == last(result.output)["decisions"] == 48
     assert np.shape(stored["state"]["experts"]) == (12, 4, len(features))
     assert np.shape(stored["embeddings"]["segments"]) == (13, stored["actor"]["width"])
     for layer in range(12):
@@ -101,9 +101,9 @@ def test_arms_are_trained_tested_and_published_and_a_second_call_trains_nothing(
         "--out": str(tmp_path / "out"), "--publish": str(tmp_path / "published"),
     }  # fmt: skip
     given = [part for option in options.items() for part in option] + [f"--set={change}" for change in changes]
-    found = CliRunner().invoke(arms.main, given, catch_exceptions=False)
-    assert found.exit_code == 0, found.output
-    first = last(found.output)
+    result = CliRunner().invoke(arms.main, given, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    first = last(result.output)
     rows = rows_of(tmp_path / "published" / "results.csv")
     assert [(row["arm"], row["policy"], row["training_seed"]) for row in rows] == [("no-pointer", "no-pointer", "0")]
     assert float(rows[0]["provisioned_over_bound"]) > -1 and rows[0]["simulated"] == "True"
@@ -114,5 +114,5 @@ def test_arms_are_trained_tested_and_published_and_a_second_call_trains_nothing(
 
 
 def test_an_unknown_arm_is_refused_with_the_arms_there_are() -> None:
-    found = CliRunner().invoke(arms.main, ["--arms", "full,no-luck"])
-    assert found.exit_code == 2 and "no-luck" in found.output and "no-dagnn" in found.output
+    result = CliRunner().invoke(arms.main, ["--arms", "full,no-luck"])
+    assert result.exit_code == 2 and "no-luck" in result.output and "no-dagnn" in result.output

@@ -31,10 +31,10 @@ for path in map(Path, sys.argv[3:]):
 def inside(folder: Path, target: Path, *shown: Path) -> list[str]:
     """What a process sees at ``shown`` once ``folder`` is at ``target``."""
     words = map(str, (folder, target, *shown))
-    found = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", INSIDE, *words], capture_output=True, text=True, check=True, timeout=60
     )
-    return found.stdout.splitlines()
+    return completed.stdout.splitlines()
 
 
 @pytest.fixture

@@ -49,8 +49,8 @@ class Subject:
 
 
 def fake() -> Subject:
-    found = FakePlatform(dict.fromkeys(NAMES, configuration()))
-    return Subject(found, found.broken.add, lambda: setattr(found, "down", True), lambda: len(found.orders))
+    platform = FakePlatform(dict.fromkeys(NAMES, configuration()))
+    return Subject(platform, platform.broken.add, lambda: setattr(platform, "down", True), lambda: len(platform.orders))
 
 
 def openfaas(stack: ExitStack) -> Subject:
@@ -103,9 +103,11 @@ def _never(*_: object) -> None:
 def simulated() -> Subject:
     pipeline = workload((2,), segment_configuration=configuration())
     simulation = Simulation(pipeline, draw_requests(pipeline, [0.0], seed=0), pipeline.initial(configuration()))
-    found = SimulatedPlatform(simulation)
+    platform = SimulatedPlatform(simulation)
     names = (*NAMES, "m-segment-0", "m-segment-1")
-    return Subject(found, found.broken.add, lambda: setattr(found, "down", True), lambda: found.orders, names)
+    return Subject(
+        platform, platform.broken.add, lambda: setattr(platform, "down", True), lambda: platform.orders, names
+    )
 
 
 @pytest.fixture(params=["fake", "simulated", "openfaas", "kubernetes", *CLUSTER])

@@ -118,8 +118,8 @@ class ApiServer:
         return handler(request, resource, namespace, name, body)
 
     def _function_of(self, resource: str, namespace: str, name: str) -> str:
-        found = self.store.find(resource, namespace, name)
-        return name if found is None else (found["metadata"].get("labels") or {}).get("faas_function", name)
+        stored = self.store.find(resource, namespace, name)
+        return name if stored is None else (stored["metadata"].get("labels") or {}).get("faas_function", name)
 
     def _namespace(self, name: str) -> bool:
         return self.store.find("namespaces", "", name) is not None

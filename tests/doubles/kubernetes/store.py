@@ -151,9 +151,9 @@ class Store:
         waiting.set()
 
     def _shown(self, document: dict[str, Any]) -> dict[str, Any]:
-        found = copied(document)
-        found["metadata"]["managedFields"] = fields.managed_fields(self._sets.get(found["metadata"]["uid"], {}))
-        return found
+        shown = copied(document)
+        shown["metadata"]["managedFields"] = fields.managed_fields(self._sets.get(shown["metadata"]["uid"], {}))
+        return shown
 
 
 ahead_s = 0.0

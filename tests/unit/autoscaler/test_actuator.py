@@ -58,8 +58,8 @@ def test_an_outcome_that_cannot_be_read_is_not_called_applied() -> None:
     platform = FakePlatform({"a": configuration(2)})
     platform.apply("a", configuration(2), configuration(3))
     platform.down = True
-    found = verify(platform, {"a": configuration(3)}, lambda _: None)
-    assert "could not be read" in found["a"]
+    outcomes = verify(platform, {"a": configuration(3)}, lambda _: None)
+    assert "could not be read" in outcomes["a"]
 
 
 class Counting(FakePlatform):

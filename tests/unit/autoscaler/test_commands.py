@@ -43,19 +43,19 @@ def call(state: Path, *more: str) -> Result:
 
 @pytest.mark.slow
 def test_ticks_go_on_while_the_gateway_is_away_and_are_logged_without_the_password(state: Path) -> None:
-    found = call(state, "--slo-ms", "250")
-    assert found.exit_code == 0
-    assert "holding (the list of scrape targets at http://127.0.0.1:9/system/targets could not be read" in found.stdout
+    result = call(state, "--slo-ms", "250")
+    assert result.exit_code == 0
+    assert "holding (the list of scrape targets at http://127.0.0.1:9/system/targets could not be read" in result.stdout
     row = read_pipeline(state / "log").to_pylist()[0]
     assert row["stale"] and row["slo_s"] == 0.25 and row["latency_p95_s"] is None
     (context,) = read_contexts(state / "log")
     assert context["pipeline"] == "tiny" and context["policy"] == "hpa"
-    assert "very-secret" not in json.dumps(context) + found.output
+    assert "very-secret" not in json.dumps(context) + result.output
 
 
 def test_json_has_one_object_for_each_tick(state: Path) -> None:
-    found = call(state, "--json", "--ticks", "2", "--dry-run")
-    rows = [json.loads(text) for text in found.stdout.splitlines() if text.startswith("{")]
+    result = call(state, "--json", "--ticks", "2", "--dry-run")
+    rows = [json.loads(text) for text in result.stdout.splitlines() if text.startswith("{")]
     assert len(rows) == 2 and all(row["stale"] and row["dry_run"] and row["changes"] == [] for row in rows)
 
 
@@ -72,13 +72,13 @@ def test_json_has_one_object_for_each_tick(state: Path) -> None:
 )
 def test_wrong_options_are_refused_with_a_sentence(state: Path, options: list[str], sentence: str) -> None:
     options = [str(state / text) if text.startswith("pipelines") else text for text in options]
-    found = call(state, *options)
-    assert found.exit_code == 2 and sentence in found.output
+    result = call(state, *options)
+    assert result.exit_code == 2 and sentence in result.output
 
 
 def test_a_state_folder_without_a_gateway_is_reported(tmp_path: Path) -> None:
-    found = call(tmp_path)
-    assert found.exit_code == 2 and "no gateway runs on" in found.output
+    result = call(tmp_path)
+    assert result.exit_code == 2 and "no gateway runs on" in result.output
 
 
 class Hanging:
@@ -108,8 +108,8 @@ def test_a_controller_whose_tick_hangs_is_not_healthy_while_it_does(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    found = call(state, "--policy", f"{__name__}:Hanging", "--metrics-port", str(port), "--stalled", "0.5")
-    assert found.exit_code == 0 and "policy hanging failed" not in caplog.text
+    result = call(state, "--policy", f"{__name__}:Hanging", "--metrics-port", str(port), "--stalled", "0.5")
+    assert result.exit_code == 0 and "policy hanging failed" not in caplog.text
     assert "healthy at first: True" in caplog.text
 
 
@@ -133,9 +133,9 @@ def test_a_tick_without_data_says_so_and_shows_dashes() -> None:
 
 
 def test_a_summary_is_json_and_has_what_was_observed_desired_limited_and_done() -> None:
-    found = json.loads(json.dumps(summary(report())))
-    assert found["end_s"] == NOW_S and found["cost_provisioned"] == 2.0 and found["decisions"] == 1
-    assert found["changes"] == [
+    document = json.loads(json.dumps(summary(report())))
+    assert document["end_s"] == NOW_S and document["cost_provisioned"] == 2.0 and document["decisions"] == 1
+    assert document["changes"] == [
         {
             "function": "m",
             "present": "256MiB/1cpu/1x4",

@@ -113,9 +113,11 @@ def test_a_target_that_has_gone_still_counts_for_its_time_but_no_longer_shows() 
 
 def test_a_target_that_does_not_answer_any_more_is_reported_and_makes_the_window_stale() -> None:
     gateway = history("gateway", [(float(t), {}) for t in range(41)])
-    found = readings_of({"g": gateway, "i": history("ingress", counted(0, 1))}, 40.0, 5.0)
-    assert found.stale and any("i (ingress) has no scrape younger than 15 s" in problem for problem in found.problems)
-    assert found.value(Series.NODE_TOKENS, *LABELS) is None
+    readings = readings_of({"g": gateway, "i": history("ingress", counted(0, 1))}, 40.0, 5.0)
+    assert readings.stale and any(
+        "i (ingress) has no scrape younger than 15 s" in problem for problem in readings.problems
+    )
+    assert readings.value(Series.NODE_TOKENS, *LABELS) is None
 
 
 @pytest.mark.parametrize("back", [7200.0, 12.0], ids=["it went on counting", "it started again"])
@@ -141,9 +143,9 @@ def test_replicas_of_the_ingress_are_summed_and_gateways_are_not() -> None:
         "i1": history("ingress", counted(0, 3)),
         "i2": history("ingress", counted(0, 4)),
     }
-    found = readings_of(targets, 1.0, 1.0)
-    assert found.value(Series.NODE_TOKENS, *LABELS) == 7
-    assert found.value(Series.REPLICAS_WANTED, "m.openfaas-fn") == 2
+    readings = readings_of(targets, 1.0, 1.0)
+    assert readings.value(Series.NODE_TOKENS, *LABELS) == 7
+    assert readings.value(Series.REPLICAS_WANTED, "m.openfaas-fn") == 2
 
 
 def test_only_replicas_measured_over_the_window_count_as_measured() -> None:
@@ -151,10 +153,10 @@ def test_only_replicas_measured_over_the_window_count_as_measured() -> None:
         return "smoe_replica_cpu_seconds_total", (("function_name", "f"), ("replica", replica))
 
     scrapes: list[Scrape] = [(0.0, {cpu("old"): 1.0, cpu("gone"): 1.0}), (1.0, {cpu("old"): 2.0, cpu("new"): 5.0})]
-    found = readings_of({"g": history("gateway", scrapes), "i": history("ingress", counted(0, 0))}, 1.0, 1.0)
-    assert found.count(Series.REPLICA_CPU_SECONDS, "f") == 1
-    assert found.value(Series.REPLICA_CPU_SECONDS, "f") == 6.0
-    assert found.measured[Series.REPLICA_CPU_SECONDS] == {("f",): 1.0}
+    readings = readings_of({"g": history("gateway", scrapes), "i": history("ingress", counted(0, 0))}, 1.0, 1.0)
+    assert readings.count(Series.REPLICA_CPU_SECONDS, "f") == 1
+    assert readings.value(Series.REPLICA_CPU_SECONDS, "f") == 6.0
+    assert readings.measured[Series.REPLICA_CPU_SECONDS] == {("f",): 1.0}
 
 
 def test_only_samples_of_the_catalogue_are_parsed_and_what_cannot_be_is_no_number() -> None:
@@ -169,8 +171,8 @@ def test_only_samples_of_the_catalogue_are_parsed_and_what_cannot_be_is_no_numbe
         'smoe_request_seconds_sum{pipeline="m"} 1.5\nsmoe_request_seconds_count{pipeline="m"} 3\n'
         "go_goroutines 7\n"
     )
-    found = parse_exposition(text)
-    assert found == {
+    parsed = parse_exposition(text)
+    assert parsed == {
         KEY: 4.0,
         ("smoe_request_seconds_bucket", (("le", "0.5"), ("pipeline", "m"))): 3.0,
         ("smoe_request_seconds_sum", (("pipeline", "m"),)): 1.5,

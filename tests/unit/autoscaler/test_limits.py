@@ -33,8 +33,8 @@ def decisions(
 ) -> dict[str, Decision]:
     proposal, state = Proposal(desired, reasons or dict.fromkeys(desired, "scripted")), state or LimitState()
     known = (bounds or {}, floors or {})
-    found = decide(TOPOLOGY, seen or observation(), proposal, present, NOW_S, state, settings, PRICES, *known)
-    return {decision.function: decision for decision in found}
+    allowed = decide(TOPOLOGY, seen or observation(), proposal, present, NOW_S, state, settings, PRICES, *known)
+    return {decision.function: decision for decision in allowed}
 
 
 def decision(desired: Configuration, present: Configuration | None = None, **more: Any) -> Decision:
@@ -42,9 +42,9 @@ def decision(desired: Configuration, present: Configuration | None = None, **mor
 
 
 def test_a_configuration_inside_all_limits_is_granted() -> None:
-    found = decision(configuration(3, memory_mb=512, concurrency=8))
-    assert found.target == found.desired and found.limits_hit == () and found.valid and found.changes
-    assert (found.node, found.reason) == (NODE, "scripted")
+    allowed = decision(configuration(3, memory_mb=512, concurrency=8))
+    assert allowed.target == allowed.desired and allowed.limits_hit == () and allowed.valid and allowed.changes
+    assert (allowed.node, allowed.reason) == (NODE, "scripted")
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ def test_a_configuration_inside_all_limits_is_granted() -> None:
 def test_a_configuration_outside_the_space_becomes_the_nearest_which_is_reported(
     desired: Configuration, target: Configuration
 ) -> None:
-    found = decision(desired)
-    assert found.target == target and found.limits_hit == ("configuration space",)
+    allowed = decision(desired)
+    assert allowed.target == target and allowed.limits_hit == ("configuration space",)
 
 
 def test_axes_deployed_outside_the_space_stay_unless_the_policy_changes_them() -> None:
@@ -103,9 +103,9 @@ def test_replicas_change_by_at_most_a_step() -> None:
 def test_limits_change_by_at_most_a_factor_where_one_is_set(
     now: Configuration, desired: Configuration, target: Configuration
 ) -> None:
-    found = decision(desired, now, settings=LimitSettings(max_step_factor=2.0))
-    assert found.target == target
-    assert found.limits_hit == (() if target == desired else ("limits at most 2 times a step",))
+    allowed = decision(desired, now, settings=LimitSettings(max_step_factor=2.0))
+    assert allowed.target == target
+    assert allowed.limits_hit == (() if target == desired else ("limits at most 2 times a step",))
 
 
 @given(
@@ -131,9 +131,9 @@ def test_step_by_step_every_desired_scale_is_reached_and_never_passed(
 def test_eq_2_goes_before_the_rate_of_change() -> None:
     seen = observation({NODE: {"peak_tokens": 120_000.0}})
     tight = LimitSettings(max_step_factor=1.1)
-    found = decision(configuration(2, memory_mb=1024), configuration(5, memory_mb=512), seen=seen, settings=tight)
+    allowed = decision(configuration(2, memory_mb=1024), configuration(5, memory_mb=512), seen=seen, settings=tight)
     need = memory_need([NODES[FUNCTION]], [seen.node(NODE)], SETTINGS)
-    assert need is not None and need.holds(found.target) and found.target.memory_mb > 1.1 * 512
+    assert need is not None and need.holds(allowed.target) and allowed.target.memory_mb > 1.1 * 512
 
 
 def test_a_function_changed_a_moment_ago_stays_until_the_cool_down_is_over() -> None:
@@ -156,26 +156,26 @@ def peak(tokens: float | None) -> Observation:
 
 def test_equation_2_raises_the_memory_of_fewer_replicas() -> None:
     # M_e = 10 MiB weights + 64 MiB; D = 4 KiB; P = 32,768: (74 + 256 / replicas) / 0.9 MiB
-    found = decision(configuration(1), configuration(2), seen=peak(32768.0))
-    assert found.target == configuration(1, memory_mb=384)
-    assert found.limits_hit == ("memory of Eq. (2)",)
+    allowed = decision(configuration(1), configuration(2), seen=peak(32768.0))
+    assert allowed.target == configuration(1, memory_mb=384)
+    assert allowed.limits_hit == ("memory of Eq. (2)",)
 
 
 def test_equation_2_keeps_the_present_where_the_space_has_too_little_memory() -> None:
     space = ConfigurationSpace(memory_max_mb=256)
-    found = decision(configuration(1), configuration(2), seen=peak(32768.0), settings=LimitSettings(space=space))
-    assert found.target == found.present and found.limits_hit == ("memory of Eq. (2)",)
+    allowed = decision(configuration(1), configuration(2), seen=peak(32768.0), settings=LimitSettings(space=space))
+    assert allowed.target == allowed.present and allowed.limits_hit == ("memory of Eq. (2)",)
 
 
 def test_equation_2_never_forbids_what_is_no_worse_than_the_present() -> None:
-    found = decision(configuration(2, memory_mb=128), configuration(1, memory_mb=128), seen=peak(1e9))
-    assert found.target == found.desired and found.limits_hit == ()
+    allowed = decision(configuration(2, memory_mb=128), configuration(1, memory_mb=128), seen=peak(1e9))
+    assert allowed.target == allowed.desired and allowed.limits_hit == ()
 
 
 def test_without_data_of_the_peak_neither_memory_nor_replicas_shrink() -> None:
-    found = decision(configuration(1, memory_mb=128, concurrency=2), configuration(3), seen=peak(None))
-    assert found.target == configuration(3, concurrency=2)
-    assert "not known" in found.limits_hit[0]
+    allowed = decision(configuration(1, memory_mb=128, concurrency=2), configuration(3), seen=peak(None))
+    assert allowed.target == configuration(3, concurrency=2)
+    assert "not known" in allowed.limits_hit[0]
 
 
 def test_the_memory_need_of_nodes_that_share_a_function_is_their_sum() -> None:
@@ -187,14 +187,18 @@ def test_the_memory_need_of_nodes_that_share_a_function_is_their_sum() -> None:
 
 def test_stale_data_holds_everything_and_says_why() -> None:
     seen = observation(stale=True, problems=("the ingress does not answer",))
-    found = decision(configuration(5), seen=seen)
-    assert not found.valid and found.target == found.present and found.limits_hit == ("no or old data",)
-    assert found.reason == "present scale held: the ingress does not answer"
+    allowed = decision(configuration(5), seen=seen)
+    assert not allowed.valid and allowed.target == allowed.present and allowed.limits_hit == ("no or old data",)
+    assert allowed.reason == "present scale held: the ingress does not answer"
 
 
 def test_a_function_the_policy_cannot_judge_is_held_and_says_why() -> None:
-    found = decisions({}, {FUNCTION: configuration(3)}, reasons={FUNCTION: "no data of cpu"})[FUNCTION]
-    assert not found.valid and found.target == configuration(3) and found.reason == "present scale held: no data of cpu"
+    allowed = decisions({}, {FUNCTION: configuration(3)}, reasons={FUNCTION: "no data of cpu"})[FUNCTION]
+    assert (
+        not allowed.valid
+        and allowed.target == configuration(3)
+        and allowed.reason == "present scale held: no data of cpu"
+    )
 
 
 def test_functions_that_are_not_managed_or_not_deployed_get_no_decision() -> None:
@@ -205,9 +209,9 @@ def test_a_budget_takes_growth_back_replica_by_replica_and_leaves_the_present() 
     present = {"m-expert-0-0": configuration(1), "m-expert-0-1": configuration(1)}
     one = per_hour(configuration(1), PRICES)
     desired = {"m-expert-0-0": configuration(4), "m-expert-0-1": configuration(2)}
-    found = decisions(desired, present, LimitSettings(budget_per_hour=4 * one))
-    assert [found[function].target.replicas for function in present] == [2, 2]
-    assert found["m-expert-0-0"].limits_hit == ("budget",) and found["m-expert-0-1"].limits_hit == ()
+    allowed = decisions(desired, present, LimitSettings(budget_per_hour=4 * one))
+    assert [allowed[function].target.replicas for function in present] == [2, 2]
+    assert allowed["m-expert-0-0"].limits_hit == ("budget",) and allowed["m-expert-0-1"].limits_hit == ()
     tight = decisions(desired, present, LimitSettings(budget_per_hour=one))
     assert all(not one_.changes for one_ in tight.values())
 
@@ -216,8 +220,8 @@ def test_a_part_of_a_growth_that_could_not_hold_its_tokens_is_taken_back_whole()
     # (74 + 256 / replicas) / 0.9 MiB: 128 MiB are enough for seven replicas, not for six.
     present, desired = configuration(1, memory_mb=384), configuration(8, memory_mb=128)
     budget = 4.5 * per_hour(desired.with_replicas(1), PRICES)
-    found = decision(desired, present, seen=peak(32768.0), settings=LimitSettings(budget_per_hour=budget))
-    assert found.target == present and found.limits_hit == ("budget",)
+    allowed = decision(desired, present, seen=peak(32768.0), settings=LimitSettings(budget_per_hour=budget))
+    assert allowed.target == present and allowed.limits_hit == ("budget",)
     free = decision(desired, present, seen=peak(32768.0))
     assert free.target == desired
 
@@ -225,8 +229,8 @@ def test_a_part_of_a_growth_that_could_not_hold_its_tokens_is_taken_back_whole()
 def test_a_budget_counts_functions_that_are_not_managed() -> None:
     one = per_hour(configuration(1), PRICES)
     present = {FUNCTION: configuration(1), "m-segment-0": configuration(3)}
-    found = decisions({FUNCTION: configuration(4)}, present, LimitSettings(budget_per_hour=5 * one))
-    assert found[FUNCTION].target.replicas == 2
+    allowed = decisions({FUNCTION: configuration(4)}, present, LimitSettings(budget_per_hour=5 * one))
+    assert allowed[FUNCTION].target.replicas == 2
 
 
 any_configuration = st.builds(
@@ -260,9 +264,9 @@ def test_no_proposal_breaks_a_limit(
     settings = LimitSettings(max_step_replicas=step, cooldown_s=50.0, budget_per_hour=budget)
     changes: dict[str, dict[str, Any]] = {node.id: {"peak_tokens": tokens} for node in TOPOLOGY.nodes}
     seen = observation(changes, stale=stale)
-    found = decisions(desired, present, settings, seen, LimitState(changed))
-    assert set(found) == set(desired) & set(present)
-    for function, one in found.items():
+    allowed = decisions(desired, present, settings, seen, LimitState(changed))
+    assert set(allowed) == set(desired) & set(present)
+    for function, one in allowed.items():
         now, target = one.present, one.target
         if target == now:
             continue
@@ -275,9 +279,9 @@ def test_no_proposal_breaks_a_limit(
         assert no_worse(now, target) or (need is not None and need.holds(target))
         assert target == one.desired or one.limits_hit
     if budget is not None and any(
-        per_hour(one.target, PRICES) > per_hour(one.present, PRICES) for one in found.values()
+        per_hour(one.target, PRICES) > per_hour(one.present, PRICES) for one in allowed.values()
     ):
-        after = present | {function: one.target for function, one in found.items()}
+        after = present | {function: one.target for function, one in allowed.items()}
         assert sum(per_hour(one, PRICES) for one in after.values()) <= budget * (1 + 1e-9)
 
 
@@ -321,8 +325,8 @@ def bounded(desired: Configuration, bound: Bound, present: Configuration | None 
 def test_an_axis_does_not_grow_to_what_the_platform_refuses_and_the_others_do(
     bound: Bound, desired: Configuration, target: Configuration
 ) -> None:
-    found = bounded(desired, bound)
-    assert found.target == target and found.limits_hit == ("platform: quota",)
+    allowed = bounded(desired, bound)
+    assert allowed.target == target and allowed.limits_hit == ("platform: quota",)
 
 
 def test_less_than_what_was_refused_is_granted_and_so_is_shrinking_from_beyond_it() -> None:
@@ -333,14 +337,14 @@ def test_less_than_what_was_refused_is_granted_and_so_is_shrinking_from_beyond_i
 
 
 def test_replicas_that_cannot_run_are_taken_back_also_where_the_policy_desires_them() -> None:
-    found = bounded(configuration(5), Bound("unschedulable", replicas=2), configuration(5))
-    assert found.target == configuration(2) and found.limits_hit == ("platform: unschedulable",) and found.changes
+    allowed = bounded(configuration(5), Bound("unschedulable", replicas=2), configuration(5))
+    assert allowed.target == configuration(2) and allowed.limits_hit == ("platform: unschedulable",) and allowed.changes
 
 
 def test_what_is_taken_back_is_never_below_the_least_replicas() -> None:
     settings = LimitSettings(space=ConfigurationSpace(replicas_min=3))
-    found = bounded(configuration(5), Bound("unschedulable", replicas=0), configuration(5), settings=settings)
-    assert found.target == configuration(3)
+    allowed = bounded(configuration(5), Bound("unschedulable", replicas=0), configuration(5), settings=settings)
+    assert allowed.target == configuration(3)
 
 
 def test_taking_back_what_cannot_run_asks_for_nothing_else() -> None:
@@ -349,8 +353,8 @@ def test_taking_back_what_cannot_run_asks_for_nothing_else() -> None:
     need = memory_need([NODES[FUNCTION]], [seen.node(NODE)], SETTINGS)
     wide = configuration(5, memory_mb=512)
     assert need is not None and need.holds(wide) and not need.holds(wide.with_replicas(2))
-    found = bounded(wide, Bound("unschedulable", replicas=2), wide, seen=seen)
-    assert found.target == wide.with_replicas(2)
+    allowed = bounded(wide, Bound("unschedulable", replicas=2), wide, seen=seen)
+    assert allowed.target == wide.with_replicas(2)
 
 
 @given(
@@ -383,8 +387,8 @@ def test_what_was_refused_bounds_only_what_it_made_more_of() -> None:
 
 
 def test_a_replica_stays_on_every_node_that_a_placement_gives_the_function() -> None:
-    found = decision(configuration(1), configuration(4), floors={FUNCTION: 2})
-    assert found.target.replicas == 2 and found.limits_hit == ("placement: a replica on each of 2 nodes",)
+    allowed = decision(configuration(1), configuration(4), floors={FUNCTION: 2})
+    assert allowed.target.replicas == 2 and allowed.limits_hit == ("placement: a replica on each of 2 nodes",)
     assert not decision(configuration(1), configuration(2), floors={FUNCTION: 2}).changes
     assert decision(configuration(3), configuration(2), floors={FUNCTION: 2}).target.replicas == 3
 

@@ -21,9 +21,9 @@ from tests.unit.autoscaler.servers import serve
 
 @pytest.fixture
 def world() -> Iterator[tuple[OpenFaas, OpenFaasPlatform]]:
-    found = OpenFaas({"m": status("m")})
-    with serve(found.reply) as server:
-        yield found, OpenFaasPlatform(server.url, "m", AUTH, timeout_s=2.0)
+    openfaas = OpenFaas({"m": status("m")})
+    with serve(openfaas.reply) as server:
+        yield openfaas, OpenFaasPlatform(server.url, "m", AUTH, timeout_s=2.0)
 
 
 def test_an_update_keeps_all_that_it_was_not_asked_to_change(world: tuple[OpenFaas, OpenFaasPlatform]) -> None:
@@ -50,28 +50,28 @@ def test_every_call_names_a_namespace_that_is_not_the_gateways_home() -> None:
 
     def reply(method: str, path: str, body: bytes, authorization: str) -> tuple[int, bytes]:
         if method == "PUT":  # the body names it
-            return found.reply(method, path, body, authorization)
+            return openfaas.reply(method, path, body, authorization)
         asked.append((method, path))
         name, _, query = path.partition("?")
-        return found.reply(method, name, body, authorization) if query == "namespace=team-a" else (404, b"")
+        return openfaas.reply(method, name, body, authorization) if query == "namespace=team-a" else (404, b"")
 
-    found = OpenFaas({"m": status("m", namespace="team-a")})
+    openfaas = OpenFaas({"m": status("m", namespace="team-a")})
     with serve(reply) as server:
         platform = OpenFaasPlatform(server.url, "m", AUTH, timeout_s=2.0, namespace="team-a")
         present = platform.configurations()["m"]
         platform.apply("m", present, configuration(2, memory_mb=512))
     assert [method for method, _ in asked] == ["GET", "GET", "GET", "POST"]
-    assert found.writes[0][1]["namespace"] == "team-a"
+    assert openfaas.writes[0][1]["namespace"] == "team-a"
 
 
 def test_a_request_never_stands_above_its_limit() -> None:
-    found = deployment_of("m", status("m", requests={"cpu": "1500m"}), configuration(cpu_cores=0.5))
-    assert found["requests"] == {"cpu": "500m"}
+    deployment = deployment_of("m", status("m", requests={"cpu": "1500m"}), configuration(cpu_cores=0.5))
+    assert deployment["requests"] == {"cpu": "500m"}
 
 
 def test_a_gpu_share_is_asked_for_in_tenths_and_takes_the_place_of_cores() -> None:
-    found = deployment_of("m", status("m"), configuration(cpu_cores=0.0, gpu_share=0.3))
-    assert found["limits"] == {"memory": "256Mi", "nvidia.com/gpu": "3"}
+    deployment = deployment_of("m", status("m"), configuration(cpu_cores=0.0, gpu_share=0.3))
+    assert deployment["limits"] == {"memory": "256Mi", "nvidia.com/gpu": "3"}
 
 
 def test_replicas_that_an_update_set_back_are_set_again(world: tuple[OpenFaas, OpenFaasPlatform]) -> None:
@@ -96,8 +96,8 @@ def test_an_update_that_would_lose_environment_variables_is_refused_and_scaling_
 
 
 def test_a_wrong_password_is_reported() -> None:
-    found = OpenFaas({})
-    with serve(found.reply) as server, pytest.raises(UnreachableError, match="wrong user or password"):
+    openfaas = OpenFaas({})
+    with serve(openfaas.reply) as server, pytest.raises(UnreachableError, match="wrong user or password"):
         OpenFaasPlatform(server.url, "m", ("admin", "guess")).configurations()
 
 

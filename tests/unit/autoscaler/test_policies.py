@@ -62,8 +62,8 @@ def test_the_reason_names_metrics_targets_and_what_held_it_back() -> None:
     ],
 )
 def test_without_data_hpa_desires_nothing_and_names_the_reason(fields: dict[str, Any], sentence: str) -> None:
-    found = propose(**fields)
-    assert FUNCTION not in found.desired and sentence in found.reasons[FUNCTION]
+    proposal = propose(**fields)
+    assert FUNCTION not in proposal.desired and sentence in proposal.reasons[FUNCTION]
 
 
 def test_a_metric_without_data_forbids_scaling_down_but_not_up() -> None:
@@ -86,8 +86,10 @@ def test_a_function_scaled_to_zero_is_left_alone() -> None:
 
 
 def test_only_the_chosen_kinds_are_managed() -> None:
-    found = HpaPolicy(HpaSettings(kinds=frozenset(("expert",)))).propose(observation(), NOW_S, None)
-    assert set(found.desired) == set(found.reasons) == {f"m-expert-{i}" for i in ("0-0", "0-1", "1-0", "1-1", "1-2")}
+    proposal = HpaPolicy(HpaSettings(kinds=frozenset(("expert",)))).propose(observation(), NOW_S, None)
+    assert (
+        set(proposal.desired) == set(proposal.reasons) == {f"m-expert-{i}" for i in ("0-0", "0-1", "1-0", "1-1", "1-2")}
+    )
 
 
 def test_nodes_that_share_a_function_are_judged_together() -> None:
@@ -95,8 +97,8 @@ def test_nodes_that_share_a_function_are_judged_together() -> None:
         node._replace(function="m-experts-0", in_flight=2.8) if node.node in ("expert-0-0", "expert-1-0") else node
         for node in observation().nodes
     ]
-    found = HpaPolicy().propose(replace(observation(), nodes=tuple(together)), NOW_S, None)
-    assert found.desired["m-experts-0"].replicas == 2
+    proposal = HpaPolicy().propose(replace(observation(), nodes=tuple(together)), NOW_S, None)
+    assert proposal.desired["m-experts-0"].replicas == 2
 
 
 def test_a_burst_is_followed_at_once_and_left_after_the_window() -> None:
@@ -107,8 +109,8 @@ def test_a_burst_is_followed_at_once_and_left_after_the_window() -> None:
     replicas, seen = 1, {}
     for now_s in range(0, 120, 5):
         calls = 8.4 if 10 <= now_s < 30 else 0.0
-        found = policy.propose(observation({NODE: busy(calls, replicas)}), float(now_s), memory)
-        memory, replicas = found.memory, found.desired[FUNCTION].replicas
+        proposal = policy.propose(observation({NODE: busy(calls, replicas)}), float(now_s), memory)
+        memory, replicas = proposal.memory, proposal.desired[FUNCTION].replicas
         seen[now_s] = replicas
     assert [seen[t] for t in (5, 10, 25, 30, 80, 85, 115)] == [1, 3, 3, 3, 3, 1, 1]
 
@@ -126,6 +128,6 @@ def desired_of(policy: StaticPolicy, seen: Observation) -> dict[str, Configurati
 
 def test_static_desires_the_present_configuration_or_the_given_one() -> None:
     given = configuration(4, memory_mb=512)
-    found = desired_of(StaticPolicy({FUNCTION: given}), observation({"expert-0-1": {"configuration": None}}))
-    assert found[FUNCTION] == given and found["m-segment-0"] == configuration()
-    assert "m-expert-0-1" not in found
+    desired = desired_of(StaticPolicy({FUNCTION: given}), observation({"expert-0-1": {"configuration": None}}))
+    assert desired[FUNCTION] == given and desired["m-segment-0"] == configuration()
+    assert "m-expert-0-1" not in desired

@@ -134,8 +134,8 @@ def test_a_policy_of_another_package_is_named_by_its_maker(folder: Path) -> None
 
 
 def test_a_plan_survives_its_file(plan: Path) -> None:
-    found = load_plan(plan)
-    assert found == Plan("tiny", {FUNCTION: configuration(3, memory_mb=512)}, {"method": "test"})
+    loaded = load_plan(plan)
+    assert loaded == Plan("tiny", {FUNCTION: configuration(3, memory_mb=512)}, {"method": "test"})
 
 
 @pytest.mark.parametrize(

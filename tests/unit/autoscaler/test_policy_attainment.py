@@ -42,8 +42,8 @@ def story(*windows: dict[str, Any], changes: dict[str, dict[str, Any]] | None = 
 )
 def test_attainment_is_read_off_the_quantiles(latencies: tuple[float | None, ...], share: float | None) -> None:
     names = ("latency_p50_s", "latency_p95_s", "latency_p99_s")
-    found = attainment(observation(**dict(zip(names, latencies, strict=True))), 0.2)
-    assert found == (share if share is None else pytest.approx(share))
+    within_slo = attainment(observation(**dict(zip(names, latencies, strict=True))), 0.2)
+    assert within_slo == (share if share is None else pytest.approx(share))
 
 
 @given(st.lists(st.floats(0.001, 10), min_size=3, max_size=3).map(sorted), st.floats(0.001, 10), st.floats(0, 1))
@@ -60,30 +60,30 @@ def test_one_violating_window_changes_nothing() -> None:
 
 
 def test_functions_that_hold_requests_back_get_a_replica_after_two() -> None:
-    found = story(SLOW, SLOW, changes={"expert-0-1": BUSY, "expert-1-2": {"waiting": 2.0}})
-    assert found.desired == {"m-expert-0-1": configuration(2), "m-expert-1-2": configuration(2)}
-    assert "80%" not in found.reasons["m-expert-0-1"] and "within 0.2 s" in found.reasons["m-expert-0-1"]
+    desired = story(SLOW, SLOW, changes={"expert-0-1": BUSY, "expert-1-2": {"waiting": 2.0}})
+    assert desired.desired == {"m-expert-0-1": configuration(2), "m-expert-1-2": configuration(2)}
+    assert "80%" not in desired.reasons["m-expert-0-1"] and "within 0.2 s" in desired.reasons["m-expert-0-1"]
 
 
 def test_where_none_is_pressed_the_slowest_gets_it() -> None:
-    found = story(SLOW, SLOW, changes={"expert-1-0": {"latency_p95_s": 0.3}, "expert-0-0": {"latency_p95_s": 0.2}})
-    assert found.desired == {"m-expert-1-0": configuration(2)}
+    desired = story(SLOW, SLOW, changes={"expert-1-0": {"latency_p95_s": 0.3}, "expert-0-0": {"latency_p95_s": 0.2}})
+    assert desired.desired == {"m-expert-1-0": configuration(2)}
 
 
 def test_sustained_slack_takes_a_replica_from_those_that_can_spare_one() -> None:
     two = {"configuration": configuration(2)}
-    found = story(QUICK, QUICK, QUICK, changes={"expert-0-0": two, "expert-0-1": {**two, "in_flight": 3.5}})
-    assert found.desired["m-expert-0-0"] == configuration(1)
-    assert "m-expert-0-1" not in found.desired
-    assert found.desired["m-expert-1-0"] == configuration(1)  # at its least already
+    desired = story(QUICK, QUICK, QUICK, changes={"expert-0-0": two, "expert-0-1": {**two, "in_flight": 3.5}})
+    assert desired.desired["m-expert-0-0"] == configuration(1)
+    assert "m-expert-0-1" not in desired.desired
+    assert desired.desired["m-expert-1-0"] == configuration(1)  # at its least already
 
 
 def test_bounds_hold_and_nothing_is_decided_without_latencies() -> None:
     full = {"configuration": configuration(8), "waiting": 5.0}
     assert story(SLOW, SLOW, changes={"expert-0-0": full}).desired == {"m-expert-0-0": configuration(8)}
     nothing = {"latency_p50_s": None, "latency_p95_s": None, "latency_p99_s": None}
-    found = story(SLOW, nothing)
-    assert found.desired == {} and "not known" in found.reasons["m-expert-0-0"]
+    desired = story(SLOW, nothing)
+    assert desired.desired == {} and "not known" in desired.reasons["m-expert-0-0"]
 
 
 def test_it_is_made_by_module_name_and_needs_an_slo(tmp_path: Any) -> None:

@@ -80,20 +80,20 @@ def test_the_hand_computed_action_is_chosen() -> None:
     of 200. One more slot a layer also goes to 1-0, which has most tokens of its layer.
     """
     measured = window({"expert-0-0": 0.08}, RATES, 4 * 0.01 / 0.9 + 0.4)
-    found = JanusPolicy(settings(), PRICES).propose(measured, NOW_S, None)
-    assert counts(found) == {
+    proposal = JanusPolicy(settings(), PRICES).propose(measured, NOW_S, None)
+    assert counts(proposal) == {
         **dict.fromkeys(SEGMENTS, 1),
         **dict.fromkeys(EXPERTS, 1),
         "expert-0-0": 2,
         "expert-1-0": 2,
     }
-    assert "predicted P95 140 ms of 200" in found.reasons["m-expert-0-0"]
+    assert "predicted P95 140 ms of 200" in proposal.reasons["m-expert-0-0"]
 
 
 def test_where_segments_are_the_bottleneck_only_they_grow() -> None:
     measured = window({"segment-1": 0.08}, RATES, 4 * 0.01 / 0.9 + 0.4)
-    found = counts(JanusPolicy(settings(), PRICES).propose(measured, NOW_S, None))
-    assert found == {**dict.fromkeys(SEGMENTS, 2), **dict.fromkeys(EXPERTS, 1)}
+    replicas = counts(JanusPolicy(settings(), PRICES).propose(measured, NOW_S, None))
+    assert replicas == {**dict.fromkeys(SEGMENTS, 2), **dict.fromkeys(EXPERTS, 1)}
 
 
 def test_the_whole_model_in_full_replicas_costs_more_for_the_same() -> None:
@@ -148,8 +148,8 @@ def test_replicas_follow_the_activations_of_the_window() -> None:
     """Five slots beyond one an expert: 30 and 10 tokens become 5 and 2 replicas, 20, 10 and 10 become 4, 2 and 2."""
     policy = JanusPolicy(settings(rebalance_s=100.0, down_windows=1000), PRICES)
     replicas = {"expert-0-1": 6, "expert-1-1": 6}
-    found = counts(story(policy, *[window({}, RATES, 0.1, replicas)] * 2, step_s=100.0))
-    assert [found[node] for node in EXPERTS] == [5, 2, 4, 2, 2]
+    counted = counts(story(policy, *[window({}, RATES, 0.1, replicas)] * 2, step_s=100.0))
+    assert [counted[node] for node in EXPERTS] == [5, 2, 4, 2, 2]
 
 
 def test_calm_windows_take_away_what_the_model_can_spare() -> None:
@@ -157,9 +157,9 @@ def test_calm_windows_take_away_what_the_model_can_spare() -> None:
     calm = window({"expert-0-0": 0.08}, RATES, 0.13, replicas)
     policy = JanusPolicy(settings(), PRICES)
     assert counts(story(policy, calm)) == replicas  # one calm window is not enough
-    found = counts(story(policy, calm, calm))
-    assert found["expert-0-0"] >= 2 and found["segment-0"] < 4
-    assert sum(found.values()) < sum(replicas.values())
+    counted = counts(story(policy, calm, calm))
+    assert counted["expert-0-0"] >= 2 and counted["segment-0"] < 4
+    assert sum(counted.values()) < sum(replicas.values())
 
 
 def test_nothing_is_taken_away_that_the_slo_needs() -> None:
@@ -173,43 +173,43 @@ def test_nothing_is_taken_away_that_the_slo_needs() -> None:
 def test_calls_that_wait_are_planned_for_before_the_slo_is_missed() -> None:
     queued = {"expert_0_0": {"waiting": 20.0}}
     policy = JanusPolicy(settings(waiting=0.1), PRICES)
-    found = policy.propose(window({"expert-0-0": 0.08}, RATES, 0.15, **queued), NOW_S, None)
-    assert counts(found)["expert-0-0"] >= 2 and "calls wait" in found.reasons["m-expert-0-0"]
+    proposal = policy.propose(window({"expert-0-0": 0.08}, RATES, 0.15, **queued), NOW_S, None)
+    assert counts(proposal)["expert-0-0"] >= 2 and "calls wait" in proposal.reasons["m-expert-0-0"]
 
 
 def test_where_nothing_meets_the_slo_the_nearly_fastest_is_taken_not_the_most() -> None:
     measured = window({"expert-0-0": 0.08}, RATES, 0.9)
-    found = JanusPolicy(settings(slo_s=0.001), PRICES).propose(measured, NOW_S, None)
-    assert counts(found)["expert-0-0"] > 1 and sum(counts(found).values()) < 8 * 8
+    proposal = JanusPolicy(settings(slo_s=0.001), PRICES).propose(measured, NOW_S, None)
+    assert counts(proposal)["expert-0-0"] > 1 and sum(counts(proposal).values()) < 8 * 8
 
 
 def test_more_than_anything_can_serve_takes_all_there_is() -> None:
     rates = RATES | {"expert-0-0": 12.4}
     queued = {"expert_0_0": {"waiting": 1e5}}
-    found = JanusPolicy(settings(), PRICES).propose(window({"expert-0-0": 0.08}, rates, 5.0, **queued), NOW_S, None)
-    assert set(counts(found).values()) == {8} and "more than can be served" in found.reasons["m-expert-0-0"]
+    proposal = JanusPolicy(settings(), PRICES).propose(window({"expert-0-0": 0.08}, rates, 5.0, **queued), NOW_S, None)
+    assert set(counts(proposal).values()) == {8} and "more than can be served" in proposal.reasons["m-expert-0-0"]
 
 
 @pytest.mark.parametrize("name", ["requests_per_s", "latency_mean_s", "waiting", "tokens_per_s", "configuration"])
 def test_one_unknown_number_holds_everything(name: str) -> None:
     measured = window({}, RATES, 0.5, expert_1_0={name: None})
-    found = JanusPolicy(settings(), PRICES).propose(measured, NOW_S, None)
-    assert found.desired == {} and "expert-1-0 is not known" in found.reasons["m-segment-0"]
+    proposal = JanusPolicy(settings(), PRICES).propose(measured, NOW_S, None)
+    assert proposal.desired == {} and "expert-1-0 is not known" in proposal.reasons["m-segment-0"]
 
 
 def test_an_idle_pipeline_comes_down_and_remembers_how_long_calls_take() -> None:
     replicas = dict.fromkeys((*SEGMENTS, *EXPERTS), 3)
     busy = window({"expert-0-0": 0.08}, RATES, 0.15, replicas)
     idle = window({}, {}, None, replicas)
-    found = story(JanusPolicy(settings(), PRICES), busy, idle)
-    assert set(counts(found).values()) == {1} and not math.isinf(float(found.reasons["m-segment-0"].split()[-4]))
+    desired = story(JanusPolicy(settings(), PRICES), busy, idle)
+    assert set(counts(desired).values()) == {1} and not math.isinf(float(desired.reasons["m-segment-0"].split()[-4]))
 
 
 def test_experts_alone_leave_the_segments_as_they_are() -> None:
     only = settings(kinds=frozenset({"expert"}))
     measured = window({"expert-0-0": 0.08}, RATES, 4 * 0.01 / 0.9 + 0.4)
-    found = JanusPolicy(only, PRICES).propose(measured, NOW_S, None)
-    assert set(counts(found)) == set(EXPERTS) and counts(found)["expert-0-0"] == 2
+    proposal = JanusPolicy(only, PRICES).propose(measured, NOW_S, None)
+    assert set(counts(proposal)) == set(EXPERTS) and counts(proposal)["expert-0-0"] == 2
 
 
 def test_more_expensive_segments_are_spared_where_either_side_would_do() -> None:
@@ -217,32 +217,34 @@ def test_more_expensive_segments_are_spared_where_either_side_would_do() -> None
     alone = {"segment-1": 0.03, "expert-0-0": 0.08}
     cheap = PriceSheet("x", "made up", "USD", 1.0, 0.0, 0.0)
     dear = {node.replace("-", "_"): {"configuration": configuration(1, cpu_cores=100.0)} for node in SEGMENTS}
-    found = counts(JanusPolicy(settings(slo_s=0.4), cheap).propose(window(alone, RATES, 0.6, **dear), NOW_S, None))
-    assert found["segment-0"] == 1 and found["expert-0-0"] > 1
+    replicas = counts(JanusPolicy(settings(slo_s=0.4), cheap).propose(window(alone, RATES, 0.6, **dear), NOW_S, None))
+    assert replicas["segment-0"] == 1 and replicas["expert-0-0"] > 1
 
 
 def test_with_stages_by_themselves_only_the_busy_expert_grows() -> None:
     """The same window as by hand above: what 0-0 needs is given to no other layer, and to no other segment."""
     measured = window({"expert-0-0": 0.08}, RATES, 4 * 0.01 / 0.9 + 0.4)
-    found = JanusPolicy(settings(scaling="stages"), PRICES).propose(measured, NOW_S, None)
-    assert counts(found) == {**dict.fromkeys((*SEGMENTS, *EXPERTS), 1), "expert-0-0": 2}
-    assert "3 replicas of segments, 6 of experts, predicted P95 140 ms of 200" in found.reasons["m-expert-0-0"]
+    proposal = JanusPolicy(settings(scaling="stages"), PRICES).propose(measured, NOW_S, None)
+    assert counts(proposal) == {**dict.fromkeys((*SEGMENTS, *EXPERTS), 1), "expert-0-0": 2}
+    assert "3 replicas of segments, 6 of experts, predicted P95 140 ms of 200" in proposal.reasons["m-expert-0-0"]
 
 
 def test_calm_stages_hand_their_replicas_to_busier_ones_where_that_is_cheaper() -> None:
     """Four replicas a segment save 3.3 ms together, a second one of 0-0 saves 305 ms; 432 ms cannot do without both."""
     replicas = dict.fromkeys(SEGMENTS, 4)
     calm = window({"expert-0-0": 0.08}, RATES, 0.43, replicas)
-    found = counts(story(JanusPolicy(settings(scaling="stages", slo_s=0.432), PRICES), calm, calm))
-    assert [found[node] for node in SEGMENTS] == [1, 1, 1] and found["expert-0-0"] == 2
+    counted = counts(story(JanusPolicy(settings(scaling="stages", slo_s=0.432), PRICES), calm, calm))
+    assert [counted[node] for node in SEGMENTS] == [1, 1, 1] and counted["expert-0-0"] == 2
 
 
 def test_a_load_that_the_present_scale_could_not_bear_is_answered_before_the_slo_is_missed() -> None:
     """P95 is 250 of 450 ms with 8 calls a second at 0-0; 1.6 times as many are more than its replica can serve."""
     rates = RATES | {"expert-0-0": 8.0}
     measured = window({"expert-0-0": 0.08}, rates, 0.25)
-    found = JanusPolicy(settings(scaling="stages", slo_s=0.45, load_factor=1.6), PRICES).propose(measured, NOW_S, None)
-    assert counts(found)["expert-0-0"] == 2 and "P95 would near the SLO" in found.reasons["m-expert-0-0"]
+    proposal = JanusPolicy(settings(scaling="stages", slo_s=0.45, load_factor=1.6), PRICES).propose(
+        measured, NOW_S, None
+    )
+    assert counts(proposal)["expert-0-0"] == 2 and "P95 would near the SLO" in proposal.reasons["m-expert-0-0"]
 
 
 def test_what_is_remembered_of_windows_is_smoothed() -> None:
@@ -262,8 +264,8 @@ def test_a_window_of_overload_among_others_is_not_planned_for() -> None:
     """One P95 of ten times the others': the median tail, and with it the scale, stays."""
     usual, overload = (window({}, RATES, p95_s) for p95_s in (0.1, 1.0))
     policy = JanusPolicy(settings(tail_windows=5), PRICES)
-    found = story(policy, usual, usual, usual, overload)
-    assert set(counts(found).values()) == {1} and "P95 nears the SLO" in found.reasons["m-expert-0-0"]
+    desired = story(policy, usual, usual, usual, overload)
+    assert set(counts(desired).values()) == {1} and "P95 nears the SLO" in desired.reasons["m-expert-0-0"]
     assert max(counts(story(policy, overload)).values()) > 1
 
 

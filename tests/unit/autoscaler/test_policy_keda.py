@@ -44,8 +44,8 @@ def test_a_story_by_the_minute_with_the_hpa_s_scale_down_window() -> None:
     memory: object = None
     replicas, seen = 1, []
     for minute, calls in enumerate([6.0, 18.0, 18.0, 4.0, 4.0, 4.0, 4.0, 4.0]):
-        found = policy.propose(observation({NODE: fields(replicas, in_flight=calls)}), 60.0 * minute, memory)
-        memory, replicas = found.memory, found.desired[FUNCTION].replicas
+        proposal = policy.propose(observation({NODE: fields(replicas, in_flight=calls)}), 60.0 * minute, memory)
+        memory, replicas = proposal.memory, proposal.desired[FUNCTION].replicas
         seen.append(replicas)
     assert seen == [3, 7, 8, 8, 8, 8, 8, 2]
 
@@ -57,8 +57,8 @@ def test_to_zero_after_the_cooldown_and_back_at_the_next_poll() -> None:
     replicas, seen = 1, {}
     for now_s in range(0, 450, 10):
         waiting = 1.0 if now_s <= 40 or now_s >= 400 else 0.0
-        found = policy.propose(observation({NODE: fields(replicas, waiting=waiting)}), float(now_s), memory)
-        memory, replicas = found.memory, found.desired[FUNCTION].replicas
+        proposal = policy.propose(observation({NODE: fields(replicas, waiting=waiting)}), float(now_s), memory)
+        memory, replicas = proposal.memory, proposal.desired[FUNCTION].replicas
         seen[now_s] = replicas
     assert [seen[t] for t in (0, 330, 340, 400, 410, 420, 440)] == [1, 1, 0, 0, 0, 1, 1]
 
@@ -71,8 +71,8 @@ def test_activation_is_strict() -> None:
 
 def test_without_data_it_desires_nothing() -> None:
     for node in ({"in_flight": None}, {"configuration": None}):
-        found = KedaPolicy().propose(observation({NODE: node}), 0.0, None)
-        assert FUNCTION not in found.desired and found.reasons[FUNCTION].startswith("no data")
+        proposal = KedaPolicy().propose(observation({NODE: node}), 0.0, None)
+        assert FUNCTION not in proposal.desired and proposal.reasons[FUNCTION].startswith("no data")
 
 
 @pytest.mark.parametrize(

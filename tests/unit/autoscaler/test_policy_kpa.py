@@ -30,8 +30,8 @@ def story(policy: KpaPolicy, calls: list[float], length_s: float, replicas: int 
     seen = []
     for number, value in enumerate(calls, start=1):
         now_s = 1000.0 + number * length_s
-        found = policy.propose(window(now_s, length_s, value, replicas), now_s, memory)
-        memory, replicas = found.memory, found.desired[FUNCTION].replicas
+        proposal = policy.propose(window(now_s, length_s, value, replicas), now_s, memory)
+        memory, replicas = proposal.memory, proposal.desired[FUNCTION].replicas
         seen.append(replicas)
     return seen
 
@@ -104,8 +104,8 @@ def test_without_a_limit_of_calls_the_default_concurrency_is_the_target() -> Non
 
 
 def test_calls_that_wait_count() -> None:
-    found = KpaPolicy().propose(window(60.0, 60.0, 2.8, 1, waiting=2.8), 60.0, None)
-    assert found.desired[FUNCTION] == configuration(2)
+    proposal = KpaPolicy().propose(window(60.0, 60.0, 2.8, 1, waiting=2.8), 60.0, None)
+    assert proposal.desired[FUNCTION] == configuration(2)
 
 
 @pytest.mark.parametrize(

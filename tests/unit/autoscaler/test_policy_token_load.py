@@ -42,8 +42,8 @@ def test_class_by_tercile_and_replicas_by_tokens() -> None:
 def test_memory_and_concurrency_stay_unless_the_class_says_otherwise() -> None:
     settings = TokenLoadSettings((LoadClass(gpu_share=0.5, memory_mb=512, concurrency=2, tokens_per_s=10.0),) * 3)
     rows = {node: {"tokens_per_s": 1.0} for node in NODES}
-    found = TokenLoadPolicy(settings).propose(observation(rows), NOW_S, None)
-    assert found.desired["m-expert-0-0"] == Configuration(512, 0.0, 0.5, 1, 2)
+    proposal = TokenLoadPolicy(settings).propose(observation(rows), NOW_S, None)
+    assert proposal.desired["m-expert-0-0"] == Configuration(512, 0.0, 0.5, 1, 2)
     assert propose((50.0,) * 5).desired["m-expert-0-0"] == configuration()
 
 
@@ -55,9 +55,9 @@ def test_a_class_changes_only_after_so_many_windows_of_the_same_other_tercile() 
     low, high = (10.0, 20.0, 30.0, 40.0, 50.0), (60.0, 20.0, 30.0, 40.0, 50.0)
     memory, seen = None, []
     for loads in (low, high, low, high, high):
-        found = propose(loads, memory)
-        memory = found.memory
-        seen.append(found.desired["m-expert-0-0"].cpu_cores)
+        proposal = propose(loads, memory)
+        memory = proposal.memory
+        seen.append(proposal.desired["m-expert-0-0"].cpu_cores)
     assert seen == [1, 1, 1, 1, 4]
 
 
@@ -77,9 +77,9 @@ def test_without_a_profile_the_speed_of_a_busy_replica_is_measured_and_scaled_by
     """80 tokens/s in 10 s, of which the replica was busy 4: 200 tokens/s on one core, of which 70 % are planned."""
     rows = {node: {"tokens_per_s": 80.0, "busy_s": 6.0, "busy_replica_s": 4.0} for node in NODES}
     rows["expert-1-2"] = {**rows["expert-1-2"], "tokens_per_s": 1000.0, "busy_replica_s": 50.0}
-    found = TokenLoadPolicy().propose(observation(rows), NOW_S, None)
-    assert shapes(found) == [(1, 1), (1, 1), (1, 1), (1, 1), (4, 2)]
-    again = TokenLoadPolicy().propose(observation({NODES[0]: {"tokens_per_s": 300.0}}), NOW_S, found.memory)
+    proposal = TokenLoadPolicy().propose(observation(rows), NOW_S, None)
+    assert shapes(proposal) == [(1, 1), (1, 1), (1, 1), (1, 1), (4, 2)]
+    again = TokenLoadPolicy().propose(observation({NODES[0]: {"tokens_per_s": 300.0}}), NOW_S, proposal.memory)
     assert again.desired["m-expert-0-0"].replicas == 3
 
 
@@ -89,8 +89,8 @@ def test_seconds_at_replicas_stand_in_for_busy_seconds_up_to_all_there_are() -> 
 
 
 def test_an_expert_never_used_nor_measured_is_held() -> None:
-    found = TokenLoadPolicy().propose(observation(), NOW_S, None)
-    assert not found.desired and "tokens per second of a replica" in found.reasons["m-expert-0-0"]
+    proposal = TokenLoadPolicy().propose(observation(), NOW_S, None)
+    assert not proposal.desired and "tokens per second of a replica" in proposal.reasons["m-expert-0-0"]
 
 
 def test_speed_measured_on_cores_says_nothing_of_a_gpu_share() -> None:
@@ -101,8 +101,8 @@ def test_speed_measured_on_cores_says_nothing_of_a_gpu_share() -> None:
 
 def test_only_experts_are_its_business_and_missing_loads_are_reported() -> None:
     rows: dict[str, dict[str, Any]] = {node: {"tokens_per_s": None} for node in NODES}
-    found = TokenLoadPolicy(SETTINGS).propose(observation(rows), NOW_S, None)
-    assert set(found.reasons) == {f"m-{node}" for node in NODES} and not found.desired
+    proposal = TokenLoadPolicy(SETTINGS).propose(observation(rows), NOW_S, None)
+    assert set(proposal.reasons) == {f"m-{node}" for node in NODES} and not proposal.desired
 
 
 def test_settings_that_are_not_allowed_are_named() -> None:

@@ -24,8 +24,8 @@ def test_hpa_by_the_minute() -> None:
     replicas, seen = 1, []
     for minute, calls in enumerate([2.8, 5.6, 14.0, 30.8, 30.8, 8.4, 8.4, 2.8, 0.0, 0.0, 0.0, 0.0, 0.0]):
         row = {"configuration": configuration(replicas), "ready_replicas": replicas, "in_flight": calls}
-        found = policy.propose(observation({NODE: row}), 60.0 * minute, memory)
-        memory, replicas = found.memory, found.desired[FUNCTION].replicas
+        proposal = policy.propose(observation({NODE: row}), 60.0 * minute, memory)
+        memory, replicas = proposal.memory, proposal.desired[FUNCTION].replicas
         seen.append(replicas)
     assert seen == [1, 2, 5, 8, 8, 8, 8, 8, 8, 3, 3, 1, 1]
 
@@ -33,11 +33,11 @@ def test_hpa_by_the_minute() -> None:
 def test_the_other_axes_are_given_and_replicas_are_the_hpa_s() -> None:
     given = configuration(7, memory_mb=1024, cpu_cores=3.0, concurrency=2)
     seen = observation({NODE: {"in_flight": 5.6}})
-    found = VerticalHpaPolicy("tuned-hpa", {FUNCTION: given}).propose(seen, NOW_S, None)
+    proposal = VerticalHpaPolicy("tuned-hpa", {FUNCTION: given}).propose(seen, NOW_S, None)
     plain = HpaPolicy().propose(seen, NOW_S, None)
-    assert found.desired[FUNCTION] == given.with_replicas(2)
-    assert {**found.desired, FUNCTION: None} == {**plain.desired, FUNCTION: None}
-    assert found.reasons == plain.reasons and found.memory == plain.memory
+    assert proposal.desired[FUNCTION] == given.with_replicas(2)
+    assert {**proposal.desired, FUNCTION: None} == {**plain.desired, FUNCTION: None}
+    assert proposal.reasons == plain.reasons and proposal.memory == plain.memory
 
 
 def test_a_draw_is_in_the_space_satisfies_eq_2_and_depends_on_seed_and_name_alone() -> None:

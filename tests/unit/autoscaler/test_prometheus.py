@@ -211,9 +211,9 @@ def test_a_real_server_holding_the_same_samples_gives_the_direct_scrape_s_number
     direct = observe(topology(), readings_of(targets, NOW_S, WINDOW_S))
     with prometheus(tmp_path, "global: {scrape_interval: 5s}\n") as url:
         # A millisecond more, since ranges hold their left end in some versions and not in others.
-        found = Monitor(topology(), PrometheusSource(url, "m")).observe(NOW_S, WINDOW_S + 0.001)
+        observed = Monitor(topology(), PrometheusSource(url, "m")).observe(NOW_S, WINDOW_S + 0.001)
     assert direct.requests_per_s is not None and direct.requests_per_s > 3
-    assert_equal(found, direct, 1e-3)
+    assert_equal(observed, direct, 1e-3)
 
 
 @pytest.mark.prometheus

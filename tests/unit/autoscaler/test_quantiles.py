@@ -53,9 +53,9 @@ def test_dense_buckets_give_numpy_s_quantile_to_a_bucket_s_width(values: list[fl
     bounds = [width * i for i in range(1, 1001)]
     counts = np.searchsorted(np.sort(values), bounds, side="right")
     buckets: Buckets = (*zip(bounds, map(float, counts), strict=True), (INF, float(len(values))))
-    found = histogram_quantile(q, buckets)
+    quantile = histogram_quantile(q, buckets)
     oracle = float(np.quantile(values, q, method="inverted_cdf"))
-    assert found is not None and abs(found - oracle) <= width + 1e-9
+    assert quantile is not None and abs(quantile - oracle) <= width + 1e-9
 
 
 @given(st.lists(st.floats(0, 100), min_size=3, max_size=20), st.floats(0.01, 0.99), st.floats(0.01, 0.99))

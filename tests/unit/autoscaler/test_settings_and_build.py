@@ -75,20 +75,20 @@ def test_the_password_is_neither_shown_nor_logged(folder: Path) -> None:
 
 
 def test_the_topology_is_the_manifest_s(folder: Path) -> None:
-    found = load_topology(folder)
-    assert found.pipeline == "tiny" and found.layers == 2
-    assert [node.id for node in found.nodes][:4] == ["ingress", "segment-0", "segment-1", "segment-2"]
-    assert [node.id for node in found.experts(1)] == ["expert-1-0", "expert-1-1"]
-    assert found.nodes[0].function == "tiny" and found.experts(0)[0].function == "tiny-expert-0-0"
-    assert all(node.flops_per_token > 0 and node.weights_bytes > 0 for node in found.experts(0))
-    assert set(found.edges) == set(load(folder, verify=False).edges)
-    assert len(found.manifest_sha256) == 64
+    topology = load_topology(folder)
+    assert topology.pipeline == "tiny" and topology.layers == 2
+    assert [node.id for node in topology.nodes][:4] == ["ingress", "segment-0", "segment-1", "segment-2"]
+    assert [node.id for node in topology.experts(1)] == ["expert-1-0", "expert-1-1"]
+    assert topology.nodes[0].function == "tiny" and topology.experts(0)[0].function == "tiny-expert-0-0"
+    assert all(node.flops_per_token > 0 and node.weights_bytes > 0 for node in topology.experts(0))
+    assert set(topology.edges) == set(load(folder, verify=False).edges)
+    assert len(topology.manifest_sha256) == 64
 
 
 def test_nodes_share_functions_as_the_deployment_groups_them(folder: Path) -> None:
-    found = load_topology(folder, max_functions=4).functions()
+    deployed = load_topology(folder, max_functions=4).functions()
     oracle = {function.name: function.nodes for function in group(load(folder, verify=False), 4).functions}
-    assert {name: {node.id for node in nodes} for name, nodes in found.items()} == {
+    assert {name: {node.id for node in nodes} for name, nodes in deployed.items()} == {
         name: set(nodes) for name, nodes in oracle.items()
     }
     with pytest.raises(GroupingError):

@@ -33,9 +33,9 @@ def view(folder: Path | None = None) -> View:
 
 
 def test_the_document_has_the_window_the_slo_costs_an_hour_and_what_was_decided_and_why() -> None:
-    found = view()
-    found.add(report(MORE, SAME))
-    document = json.loads(found.document())
+    shown = view()
+    shown.add(report(MORE, SAME))
+    document = json.loads(shown.document())
     assert (document["pipeline"], document["namespace"]) == ("m", "openfaas-fn")
     assert (document["slo_s"], document["latency_p95_s"]) == (0.5, 0.2)
     assert document["cost"] == {"busy_per_hour": pytest.approx(7.2), "provisioned_per_hour": pytest.approx(14.4)}
@@ -46,17 +46,17 @@ def test_the_document_has_the_window_the_slo_costs_an_hour_and_what_was_decided_
 
 
 def test_what_is_kept_is_bounded_and_the_newest_stays() -> None:
-    found = view()
+    shown = view()
     for i in range(HISTORY + 10):
-        found.add(report(MORE, end_s=100.0 + i))
-    document = json.loads(found.document())
+        shown.add(report(MORE, end_s=100.0 + i))
+    document = json.loads(shown.document())
     assert len(document["history"]) == HISTORY and len(document["decisions"]) == DECISIONS
     assert document["history"][-1]["end_s"] == document["decisions"][-1]["time_s"] == 100.0 + HISTORY + 9
 
 
 def test_the_file_is_whole_in_a_folder_of_its_owner_and_nothing_else_is_left(tmp_path: Path) -> None:
-    found = view(tmp_path / "view")
-    found.add(report(MORE))
+    shown = view(tmp_path / "view")
+    shown.add(report(MORE))
     assert json.loads((tmp_path / "view" / "m.json").read_text())["policy"] == "hpa"
     assert [path.name for path in (tmp_path / "view").iterdir()] == ["m.json"]
     assert (tmp_path / "view").stat().st_mode & 0o777 == 0o700
@@ -137,11 +137,11 @@ def test_no_more_than_the_last_decisions_are_reported_however_many_functions_and
     many = [MORE._replace(function=f"m-{i}", reason=f"{i} " * 300) for i in range(3 * REPORTED)]
     metrics.add(report(*many))
     metrics.add(report(many[0], end_s=105.0))
-    found = reported(metrics)
-    assert [labels["function"] for labels, _ in found] == [f"m-{i}" for i in range(2 * REPORTED + 1, 3 * REPORTED)] + [
-        "m-0"
-    ]
-    assert all(len(labels["reason"]) == TEXT and labels["reason"].endswith("…") for labels, _ in found)
+    printed = reported(metrics)
+    assert [labels["function"] for labels, _ in printed] == [
+        f"m-{i}" for i in range(2 * REPORTED + 1, 3 * REPORTED)
+    ] + ["m-0"]
+    assert all(len(labels["reason"]) == TEXT and labels["reason"].endswith("…") for labels, _ in printed)
 
 
 def test_health_is_200_while_ticks_go_on_and_503_with_what_is_wrong_when_one_hangs() -> None:

@@ -62,19 +62,19 @@ def test_deployments_are_such_as_the_api_server_takes() -> None:
 
 @pytest.mark.parametrize("name", ["gateway", "controller", "prometheus"])
 def test_every_program_is_asked_whether_it_is_ready_and_alive_on_a_port_that_it_has(name: str) -> None:
-    found = container(name)
-    probes = {key: value["httpGet"] for key, value in found.items() if key.endswith("Probe")}
+    spec = container(name)
+    probes = {key: value["httpGet"] for key, value in spec.items() if key.endswith("Probe")}
     assert {"readinessProbe", "livenessProbe"} <= set(probes)
-    assert {probe["port"] for probe in probes.values()} <= {port["name"] for port in found["ports"]}
+    assert {probe["port"] for probe in probes.values()} <= {port["name"] for port in spec["ports"]}
 
 
 def test_the_controller_is_asked_for_its_health_on_its_metrics_port() -> None:
     """Which path answers so: tests/unit/autoscaler/test_view.py."""
-    found = container("controller")
-    probes = [value["httpGet"] for key, value in found.items() if key.endswith("Probe")]
+    spec = container("controller")
+    probes = [value["httpGet"] for key, value in spec.items() if key.endswith("Probe")]
     assert probes == [{"path": "/healthz", "port": "metrics"}] * 3
-    (port,) = [one["containerPort"] for one in found["ports"] if one["name"] == "metrics"]
-    assert f"--metrics-port={port}" in found["args"]
+    (port,) = [one["containerPort"] for one in spec["ports"] if one["name"] == "metrics"]
+    assert f"--metrics-port={port}" in spec["args"]
 
 
 def generated() -> set[str]:
@@ -208,10 +208,10 @@ def test_the_learnt_policy_is_loaded_from_what_the_controllers_image_holds(tmp_p
     )
     rooms = re.findall(r"^COPY (\w+) \./\w+$", (DEPLOY / "control.Dockerfile").read_text(), re.MULTILINE)
     arguments = [" ".join(rooms), closure.stdout, str(write_pipeline(tmp_path / "tiny"))]
-    found = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", ALONE, *arguments], capture_output=True, text=True, check=False, cwd=ROOT, timeout=100
     )
-    assert found.stdout.strip() == "smoe", found.stderr
+    assert completed.stdout.strip() == "smoe", completed.stderr
 
 
 @pytest.mark.slow

@@ -111,22 +111,24 @@ def test_kustomize_builds_it_with_all_components_and_what_comes_out_is_valid(tmp
     built = subprocess.run(
         ["kubectl", "kustomize", str(tmp_path / "deploy")], capture_output=True, text=True, check=True, timeout=60
     )
-    found = objects_of(built.stdout)
-    for document in found:
+    documents = objects_of(built.stdout)
+    for document in documents:
         kubernetes_validate.validate(document, VERSIONS[-1], strict=True)
-    maps = {one["metadata"]["name"].rpartition("-")[0]: set(one["data"]) for one in found if one["kind"] == "ConfigMap"}
+    maps = {
+        one["metadata"]["name"].rpartition("-")[0]: set(one["data"]) for one in documents if one["kind"] == "ConfigMap"
+    }
     assert maps == {"smoe-prometheus": {"prometheus.yml", "rules.yaml"}, "smoe-dashboard": {"smoe.json"}}
-    assert set(arguments_of("gateway", found)) - set(arguments_of("gateway", plain())) == {
+    assert set(arguments_of("gateway", documents)) - set(arguments_of("gateway", plain())) == {
         "--all-namespaces",
         "--nats=nats://nats.openfaas:4222",
         "--weights-cache=/var/lib/smoe/weights",
         "--run-as-user=12000",
         "--gpu-memory-mb=23028",
     }
-    assert set(arguments_of("gateway", plain())) < set(arguments_of("gateway", found))
-    added = set(arguments_of("smoe-controller", found)) - set(arguments_of("smoe-controller", plain()))
+    assert set(arguments_of("gateway", plain())) < set(arguments_of("gateway", documents))
+    added = set(arguments_of("smoe-controller", documents)) - set(arguments_of("smoe-controller", plain()))
     assert added == {"--gpu-memory-mb=23028"}
-    made = {(one["kind"], one["metadata"]["name"]) for one in found}
+    made = {(one["kind"], one["metadata"]["name"]) for one in documents}
     assert {
         ("StatefulSet", "nats"),
         ("DaemonSet", "smoe-weights-cache"),
@@ -151,8 +153,8 @@ def arguments_of(name: str, documents: list[dict[str, Any]]) -> list[str]:
 def pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small pipeline's folder without weights, which are not read here."""
     folder = write_pipeline(tmp_path / "m")
-    found = load(folder, verify=False)
-    monkeypatch.setattr(service, "ensure_pipeline", lambda name, pipelines: (folder, found))
+    loaded = load(folder, verify=False)
+    monkeypatch.setattr(service, "ensure_pipeline", lambda name, pipelines: (folder, loaded))
     return folder
 
 
@@ -175,12 +177,12 @@ def test_a_pipeline_as_manifests_is_valid_and_what_the_gateway_would_have_writte
     pipeline: Path, flag: str, place: str, known: str
 ) -> None:
     weights = ("--weights-from=s3://bucket/p/", "--weights-cache=/var/lib/smoe")
-    found = objects_of(stacked("--target=kubernetes", flag, "--run-as-user=12000", *weights))
+    documents = objects_of(stacked("--target=kubernetes", flag, "--run-as-user=12000", *weights))
     manifest = load(pipeline, verify=False)
-    for document in found[:4]:  # ingress and a segment; the others differ in names and numbers
+    for document in documents[:4]:  # ingress and a segment; the others differ in names and numbers
         kubernetes_validate.validate(document, VERSIONS[-1], strict=True)
-    deployments = {one["metadata"]["name"]: one for one in found if one["kind"] == "Deployment"}
-    assert deployments.keys() == {one["metadata"]["name"] for one in found if one["kind"] == "Service"}
+    deployments = {one["metadata"]["name"]: one for one in documents if one["kind"] == "Deployment"}
+    assert deployments.keys() == {one["metadata"]["name"] for one in documents if one["kind"] == "Service"}
     assert len(deployments) == len(manifest.nodes) + 1
     cluster = KubernetesSettings(namespace=place, weights_cache="/var/lib/smoe", run_as_user=12000)
     for deployment in deployments.values():
@@ -235,9 +237,9 @@ async def test_an_ingress_of_manifests_asks_for_the_name_that_gateways_give_its_
 
 
 def test_the_stack_file_for_faas_cli_is_what_it_was(pipeline: Path) -> None:
-    found = yaml.safe_load(stacked())
+    document = yaml.safe_load(stacked())
     wanted = function_deployments(load(pipeline, verify=False), DeploymentSettings())
-    assert list(found["functions"]) == [one["service"] for one in wanted]
+    assert list(document["functions"]) == [one["service"] for one in wanted]
 
 
 def test_a_feed_without_its_token_is_refused(pipeline: Path) -> None:

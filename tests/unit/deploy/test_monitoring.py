@@ -187,8 +187,8 @@ def test_everything_that_a_panel_rule_or_alert_asks_for_is_exported_or_recorded(
 
 
 def test_names_are_found_in_an_expression() -> None:
-    found = names_in('topk(3, sum by (a, le) (rate(x_bucket{y="z"}[5m]))) / on (b) max(w{c=~"d|e"}) or vector(0) > 1e3')
-    assert found - {"e3"} == {"x_bucket", "w"}
+    names = names_in('topk(3, sum by (a, le) (rate(x_bucket{y="z"}[5m]))) / on (b) max(w{c=~"d|e"}) or vector(0) > 1e3')
+    assert names - {"e3"} == {"x_bucket", "w"}
 
 
 def test_recorded_names_are_those_that_the_controller_reads() -> None:
@@ -232,11 +232,11 @@ def test_no_panel_takes_functions_of_a_pipeline_with_the_same_prefix() -> None:
     own = ("m", "m-segment-0", "m-expert-0-1", "m-segments-0", "m-experts-1", "m-stages")
     for title, expression in panels():
         for text in re.findall(r'function_name=~"([^"]+)"', expression):
-            found = re.compile(text.replace("$pipeline", "m").replace("$namespace", "openfaas-fn"))
-            taken = {name for name in own if found.fullmatch(f"{name}.openfaas-fn")}
+            pattern = re.compile(text.replace("$pipeline", "m").replace("$namespace", "openfaas-fn"))
+            taken = {name for name in own if pattern.fullmatch(f"{name}.openfaas-fn")}
             assert taken in (set(own), {"m-expert-0-1"}), title
             for other in ("m-large", "m-large-expert-0-1", "m-large-stages", "n"):
-                assert not found.fullmatch(f"{other}.openfaas-fn"), title
+                assert not pattern.fullmatch(f"{other}.openfaas-fn"), title
 
 
 def test_panels_do_not_lie_on_each_other() -> None:

@@ -44,9 +44,9 @@ class Caller:
 
 @pytest.fixture
 def call(double: Running) -> Iterator[Caller]:
-    found = Caller(double.url)
-    yield found
-    found.close()
+    caller = Caller(double.url)
+    yield caller
+    caller.close()
 
 
 @pytest.fixture

@@ -29,9 +29,9 @@ def test_every_group_gets_its_tokens_rows_back(tokens: int, chosen: list[set[int
 
 def test_a_token_of_several_groups_travels_once() -> None:
     x = np.eye(4, dtype=np.float32)
-    found = gather_rows(x, [np.array([0, 2]), np.array([2])])
-    assert found["x"].tolist() == x[[0, 2]].tolist()
-    assert (found["rows"].tolist(), found["edges"].tolist()) == ([0, 1, 1], [0, 2, 3])
+    gathered = gather_rows(x, [np.array([0, 2]), np.array([2])])
+    assert gathered["x"].tolist() == x[[0, 2]].tolist()
+    assert (gathered["rows"].tolist(), gathered["edges"].tolist()) == ([0, 1, 1], [0, 2, 3])
 
 
 def message(**change: Any) -> dict[str, np.ndarray]:
@@ -61,8 +61,8 @@ def test_messages_that_do_not_fit_together_are_refused(change: dict[str, Any], w
 
 
 def test_targets_are_own_paths_and_siblings() -> None:
-    found = targets("/,127.0.0.1:80/stage/expert-0-1,[::1]:9/relay")
-    assert found == [("", "/"), ("127.0.0.1:80", "/stage/expert-0-1"), ("[::1]:9", "/relay")]
+    parsed = targets("/,127.0.0.1:80/stage/expert-0-1,[::1]:9/relay")
+    assert parsed == [("", "/"), ("127.0.0.1:80", "/stage/expert-0-1"), ("[::1]:9", "/relay")]
     assert targets("") == []
 
 

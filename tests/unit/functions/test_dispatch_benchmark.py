@@ -16,10 +16,10 @@ def test_a_row_says_what_one_pass_costs_and_takes_the_median_of_processor_time()
     row = Row("aebs", "direct", WorkerProcess("m", os.getpid(), 1))
     row.turns = [counted(10, 0.1), counted(10, 0.2), counted(20, 20.0)]
     row.taken_ms = [1.0, 3.0, 200.0]
-    found = row.figures(layers=3)
-    assert (found["passes"], found["fullest"], found["remote"], found["messages"]) == (40, 2.0, 4.0, 5.0)
-    assert (found["kB"], found["ingress_cpu_ms"], found["workers_cpu_ms"]) == (8.0, 20.0, 40.0)
-    assert (found["p50_ms"], found["scatters_a_pass"]) == (3.0, 1.0)
+    figures = row.figures(layers=3)
+    assert (figures["passes"], figures["fullest"], figures["remote"], figures["messages"]) == (40, 2.0, 4.0, 5.0)
+    assert (figures["kB"], figures["ingress_cpu_ms"], figures["workers_cpu_ms"]) == (8.0, 20.0, 40.0)
+    assert (figures["p50_ms"], figures["scatters_a_pass"]) == (3.0, 1.0)
 
 
 def test_counters_are_what_came_since() -> None:

@@ -130,13 +130,13 @@ def test_every_node_answers_from_lent_weights_as_from_the_hosts(
 def test_tensors_are_views_of_the_lent_memory_and_not_copies(ground: Ground) -> None:
     path = ground.weights / load(ground.pipeline, verify=False).node("expert-0-0").weights.file
     with lends(ground):
-        found = ground.lender().tensors(path)
-        assert found
-        before = {name: tensor.clone() for name, tensor in found.items()}
+        tensors = ground.lender().tensors(path)
+        assert tensors
+        before = {name: tensor.clone() for name, tensor in tensors.items()}
         (copy,) = ground.gpu.iterdir()
         with copy.open("r+b") as file:
             file.write(b"\xff" * copy.stat().st_size)
-        assert all(not torch.equal(found[name], before[name]) for name in before)
+        assert all(not torch.equal(tensors[name], before[name]) for name in before)
 
 
 def test_two_workers_have_one_copy(ground: Ground) -> None:

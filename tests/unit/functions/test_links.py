@@ -70,9 +70,9 @@ async def relays(start: Any, count: int, key: str = "") -> list[Running]:
 async def test_lines_to_other_nodes_with_siblings_are_measured(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "FIRST_PERIOD_S", 0.0)
     dispatcher, traffic = Dispatcher(asyncio.get_running_loop()), Traffic(1, "here")
-    found = table(here=await relays(start, 2), there=await relays(start, 3), alone=await relays(start, 1))
-    dispatcher.update(found)
-    meter = LinkMeter(list(found), dispatcher, traffic, "")
+    rows = table(here=await relays(start, 2), there=await relays(start, 3), alone=await relays(start, 1))
+    dispatcher.update(rows)
+    meter = LinkMeter(list(rows), dispatcher, traffic, "")
     await until(meter, lambda: "there" in traffic.links)
     assert set(traffic.links) == {"there"}
     measured = traffic.links["there"]
@@ -84,9 +84,9 @@ async def test_lines_to_other_nodes_with_siblings_are_measured(start: Any, monke
 async def test_a_node_that_is_gone_has_no_line_any_more(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "FIRST_PERIOD_S", 0.0)
     dispatcher, traffic = Dispatcher(asyncio.get_running_loop()), Traffic(1)
-    found = table(there=await relays(start, 2))
-    dispatcher.update(found)
-    meter = LinkMeter(list(found), dispatcher, traffic, "")
+    rows = table(there=await relays(start, 2))
+    dispatcher.update(rows)
+    meter = LinkMeter(list(rows), dispatcher, traffic, "")
     await until(meter, lambda: traffic.links)
     assert set(traffic.links) == {"there"}
     dispatcher.update({})
@@ -96,9 +96,9 @@ async def test_a_node_that_is_gone_has_no_line_any_more(start: Any, monkeypatch:
 async def test_workers_that_do_not_relay_have_no_line(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "FIRST_PERIOD_S", 0.0)
     dispatcher, traffic = Dispatcher(asyncio.get_running_loop()), Traffic(1)
-    found = table(there=await relays(start, 2, key="other"))
-    dispatcher.update(found)
-    meter = LinkMeter(list(found), dispatcher, traffic, "mine")
+    rows = table(there=await relays(start, 2, key="other"))
+    dispatcher.update(rows)
+    meter = LinkMeter(list(rows), dispatcher, traffic, "mine")
     tried = meter._try_round
     rounds = 0
 

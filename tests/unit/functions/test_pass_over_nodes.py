@@ -87,24 +87,24 @@ def test_statistics_are_those_of_the_routing_and_of_where_it_went(bert: Path) ->
     expected = activations_of(np.stack([choices[f"segment-{i}"] for i in range(3)], axis=1), 4)
     with LocalPipeline(bert, nodes=("a", "b")) as pipeline:
         assert_close(ask(pipeline.url, {"inputs": TEXTS})["embeddings"], embeddings)
-        found = statistics(pipeline)
-    assert np.array_equal(found["tokens"], expected.tokens)
-    assert np.array_equal(found["together"], expected.together)
-    assert (found["pipeline"], found["node"]) == ("tiny", "a")
-    machines = found["machines"]
+        counts = statistics(pipeline)
+    assert np.array_equal(counts["tokens"], expected.tokens)
+    assert np.array_equal(counts["together"], expected.together)
+    assert (counts["pipeline"], counts["node"]) == ("tiny", "a")
+    machines = counts["machines"]
     assert (machines["a"]["place"], machines["b"]["place"]) == ("local", "remote")
     assert sum(one["expert_tokens"] for one in machines.values()) == expected.tokens.sum()
-    assert found["local_share"] == machines["a"]["expert_tokens"] / expected.tokens.sum()
+    assert counts["local_share"] == machines["a"]["expert_tokens"] / expected.tokens.sum()
     activated = (expected.tokens > 0).reshape(3, 2, 2).sum(axis=1)  # [layers, parity of the expert]: nodes in turn
-    assert found["fullest_experts"] == activated.max(axis=1).tolist()
+    assert counts["fullest_experts"] == activated.max(axis=1).tolist()
 
 
 def test_without_nodes_nothing_is_said_of_machines(bert: Path) -> None:
     with LocalPipeline(bert, max_functions=3, environ={"smoe_transfer": "adaptive"}) as pipeline:
         ask(pipeline.url, {"inputs": TEXTS})
-        found = statistics(pipeline)
-    assert (found["machines"], found["local_share"], found["links"]) == ({}, None, {})
-    assert found["fullest_experts"] == [None, None, None]
+        counts = statistics(pipeline)
+    assert (counts["machines"], counts["local_share"], counts["links"]) == ({}, None, {})
+    assert counts["fullest_experts"] == [None, None, None]
 
 
 @pytest.mark.slow

@@ -106,9 +106,9 @@ def test_the_peak_is_the_largest_value_of_the_last_window(steps: list[tuple[floa
         value += amount
         gauge.change(amount, now_s)
     expected = max([value, *(v for begin, end, v in held if end >= now_s - 60.0 and end > begin)])
-    found = gauge.peak(now_s)
-    assert found >= expected
-    assert found <= max([value, 0, *(v for _, _, v in held)])
+    peak = gauge.peak(now_s)
+    assert peak >= expected
+    assert peak <= max([value, 0, *(v for _, _, v in held)])
 
 
 def test_the_text_has_every_metric_of_the_contract() -> None:

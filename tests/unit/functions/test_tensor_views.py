@@ -39,18 +39,18 @@ def test_views_are_what_the_library_reads(tmp_path_factory: pytest.TempPathFacto
     path = tmp_path_factory.mktemp("views") / "some.safetensors"
     generator = torch.Generator().manual_seed(1)
     save_file({name: torch.randn(shape, generator=generator).to(dtype) for name, (dtype, shape) in made.items()}, path)
-    found = views(whole(path), read_places(path)[0])
+    tensors = views(whole(path), read_places(path)[0])
     expected = load_file(path)
-    assert found.keys() == expected.keys()
+    assert tensors.keys() == expected.keys()
     for name, tensor in expected.items():
-        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
-        assert torch.equal(found[name], tensor)
+        assert (tensors[name].dtype, tensors[name].shape) == (tensor.dtype, tensor.shape)
+        assert torch.equal(tensors[name], tensor)
 
 
 def test_only_tensors_with_the_prefix_are_taken_without_it(tmp_path: Path) -> None:
     save_file({"a.x": torch.ones(2), "b.x": torch.zeros(2)}, tmp_path / "two.safetensors")
-    found = views(whole(tmp_path / "two.safetensors"), read_places(tmp_path / "two.safetensors")[0], "b.")
-    assert {name: tensor.tolist() for name, tensor in found.items()} == {"x": [0.0, 0.0]}
+    tensors = views(whole(tmp_path / "two.safetensors"), read_places(tmp_path / "two.safetensors")[0], "b.")
+    assert {name: tensor.tolist() for name, tensor in tensors.items()} == {"x": [0.0, 0.0]}
 
 
 @pytest.mark.parametrize("shift", range(5))
@@ -61,9 +61,9 @@ def test_a_tensor_that_is_not_aligned_is_copied_and_equal_and_others_are_not_cop
     memory = torch.zeros(8 + len(text) + 16, dtype=torch.uint8)
     start = 8 + len(text) + shift
     memory[start : start + 8] = values.view(torch.uint8)
-    found = views(memory, places(text, memory.numel()))["x"]
-    assert torch.equal(found, values)
-    assert (found.data_ptr() == memory.data_ptr() + start) == (shift % 4 == 0)
+    tensor = views(memory, places(text, memory.numel()))["x"]
+    assert torch.equal(tensor, values)
+    assert (tensor.data_ptr() == memory.data_ptr() + start) == (shift % 4 == 0)
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,8 @@ ENTRIES = st.fixed_dictionaries(
 def test_any_header_is_refused_or_gives_views_inside_the_memory(text: bytes) -> None:
     memory = torch.zeros(8 + len(text) + 40, dtype=torch.uint8)
     try:
-        found = places(text, memory.numel())
+        placed = places(text, memory.numel())
     except HeaderError:
         return
-    for tensor in views(memory, found).values():
+    for tensor in views(memory, placed).values():
         assert tensor.nbytes <= 40

@@ -44,11 +44,11 @@ async def test_statistics_forget_what_is_older_than_the_window(monkeypatch: pyte
     now_s = loop.time()
     instruments.activations.add(0, np.array([[0, 1]]), now_s)
     instruments.traffic.scattered(0, ["a", "b"], [1, 1])
-    found = json.loads(statistics.document())
-    assert (found["tokens"], found["together"]) == ([[1, 1]], [[[0, 1], [1, 0]]])
-    assert found["entropy_bits"] == [1.0]
-    assert (found["machines"]["b"]["expert_calls"], found["local_share"]) == (1, 0.5)
-    assert found["fullest_experts"] == [1.0]
+    document = json.loads(statistics.document())
+    assert (document["tokens"], document["together"]) == ([[1, 1]], [[[0, 1], [1, 0]]])
+    assert document["entropy_bits"] == [1.0]
+    assert (document["machines"]["b"]["expert_calls"], document["local_share"]) == (1, 0.5)
+    assert document["fullest_experts"] == [1.0]
     for _ in range(10):
         statistics._remember()
     later = json.loads(statistics.document())

@@ -47,11 +47,11 @@ def weights_file(folder: Path) -> Path:
 
 
 def test_only_what_the_function_needs_is_fetched_and_it_computes_the_same(store: Path, tmp_path: Path) -> None:
-    found = provide(settings(store, tmp_path / "cache"), prove=True)
-    fetched = {path.name for path in found.pipeline_dir.rglob("*") if path.is_file()}
+    provided = provide(settings(store, tmp_path / "cache"), prove=True)
+    fetched = {path.name for path in provided.pipeline_dir.rglob("*") if path.is_file()}
     assert fetched == {"pipeline.json", weights_file(store).name}
     x = {"x": torch.randn(3, 32)}
-    programs = [load_node(one, load(one, verify=False), NODE) for one in (store, found.pipeline_dir)]
+    programs = [load_node(one, load(one, verify=False), NODE) for one in (store, provided.pipeline_dir)]
     torch.testing.assert_close(programs[0].run(x), programs[1].run(x), rtol=0, atol=0)
 
 
@@ -62,9 +62,9 @@ def test_the_ingress_needs_the_tokenizer_alone(bert: Path) -> None:
 
 
 def test_weights_are_mapped_from_the_cache_and_not_copied(store: Path, tmp_path: Path) -> None:
-    found = provide(settings(store, tmp_path / "cache"), prove=True)
-    blob = weights_file(found.pipeline_dir).resolve()
-    program = load_node(found.pipeline_dir, load(found.pipeline_dir, verify=False), NODE)
+    provided = provide(settings(store, tmp_path / "cache"), prove=True)
+    blob = weights_file(provided.pipeline_dir).resolve()
+    program = load_node(provided.pipeline_dir, load(provided.pipeline_dir, verify=False), NODE)
     maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(blob) in line]
     assert program.weights_bytes and maps
     assert blob.parent == (tmp_path / "cache" / "blobs") and blob.stat().st_mode & 0o222 == 0
@@ -81,8 +81,8 @@ def test_a_memory_store_works_as_files_do(store: Path, tmp_path: Path) -> None:
     memory = fsspec.filesystem("memory")
     for path in (store / "pipeline.json", weights_file(store)):
         memory.pipe(f"/bucket/p/{path.relative_to(store)}", path.read_bytes())
-    found = provide(settings("memory://bucket/p", tmp_path / "cache"), prove=True)
-    assert weights_file(found.pipeline_dir).read_bytes() == weights_file(store).read_bytes()
+    provided = provide(settings("memory://bucket/p", tmp_path / "cache"), prove=True)
+    assert weights_file(provided.pipeline_dir).read_bytes() == weights_file(store).read_bytes()
     memory.rm("/bucket", recursive=True)
 
 
@@ -112,8 +112,8 @@ def test_a_wrong_file_is_refused_and_nothing_of_it_is_kept(
 
 
 def test_a_damaged_cache_is_fetched_again(store: Path, tmp_path: Path) -> None:
-    found = provide(settings(store, tmp_path / "cache"), prove=True)
-    blob = weights_file(found.pipeline_dir).resolve()
+    provided = provide(settings(store, tmp_path / "cache"), prove=True)
+    blob = weights_file(provided.pipeline_dir).resolve()
     blob.chmod(0o644)
     blob.write_bytes(b"rubbish")
     provide(settings(store, tmp_path / "cache"), prove=True)

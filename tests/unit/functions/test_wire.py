@@ -38,12 +38,12 @@ def header(*entries: tuple[bytes, int, tuple[int, ...], int], count: int | None 
 
 @given(tensors())
 def test_every_dtype_and_shape_comes_back_as_it_was(given_: dict[str, torch.Tensor]) -> None:
-    found = wire.decode(wire.encode_bytes(given_))
-    assert list(found) == list(given_)
+    decoded = wire.decode(wire.encode_bytes(given_))
+    assert list(decoded) == list(given_)
     for name, tensor in given_.items():
-        assert found[name].dtype == tensor.dtype
-        assert found[name].shape == tensor.shape
-        assert torch.equal(found[name], tensor)
+        assert decoded[name].dtype == tensor.dtype
+        assert decoded[name].shape == tensor.shape
+        assert torch.equal(decoded[name], tensor)
 
 
 def test_a_message_has_the_bytes_that_the_contract_says() -> None:
@@ -62,9 +62,9 @@ def test_payloads_of_odd_length_are_padded_to_eight_bytes() -> None:
 
 def test_decoded_tensors_are_views_of_a_writable_buffer() -> None:
     buffer = bytearray(wire.encode_bytes({"x": torch.zeros(4)}))
-    found = wire.decode(buffer)["x"]
+    decoded = wire.decode(buffer)["x"]
     buffer[-4:] = struct.pack("<f", 3.0)
-    assert found.tolist() == [0.0, 0.0, 0.0, 3.0]
+    assert decoded.tolist() == [0.0, 0.0, 0.0, 3.0]
 
 
 def test_slices_and_transposes_are_sent_as_they_look() -> None:
@@ -91,10 +91,10 @@ def test_bytes_after_the_last_tensor_are_refused(given_: dict[str, torch.Tensor]
 def test_random_bytes_never_do_more_than_be_refused(data: bytes) -> None:
     for message in (data, b"SMOE\x01" + data):
         try:
-            found = wire.decode(message)
+            decoded = wire.decode(message)
         except wire.WireError:
             continue
-        assert sum(tensor.nbytes for tensor in found.values()) <= len(message)
+        assert sum(tensor.nbytes for tensor in decoded.values()) <= len(message)
 
 
 @settings(max_examples=200)
@@ -106,10 +106,10 @@ def test_a_message_with_changed_bytes_is_refused_or_no_larger_than_itself(
     for _ in range(data.draw(st.integers(1, 4))):
         message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
     try:
-        found = wire.decode(message)
+        decoded = wire.decode(message)
     except wire.WireError:
         return
-    assert sum(tensor.nbytes for tensor in found.values()) <= len(message)
+    assert sum(tensor.nbytes for tensor in decoded.values()) <= len(message)
 
 
 HUGE = 2**32 - 1

@@ -86,10 +86,10 @@ def test_a_running_gateway_leaves_its_addresses_in_its_state_folder_until_it_end
         while running_pid(tmp_path) is None:
             assert gateway.poll() is None
             time.sleep(0.02)
-        found = read_gateway(tmp_path)
-        assert found["pid"] == gateway.pid and {"url", "metrics_url", "pid"} == set(found)
-        assert requests.get(found["url"] + "/healthz", timeout=100).status_code == 200
-        assert "gateway_" in requests.get(found["metrics_url"], timeout=100).text
+        stored = read_gateway(tmp_path)
+        assert stored["pid"] == gateway.pid and {"url", "metrics_url", "pid"} == set(stored)
+        assert requests.get(stored["url"] + "/healthz", timeout=100).status_code == 200
+        assert "gateway_" in requests.get(stored["metrics_url"], timeout=100).text
     finally:
         gateway.terminate()
         gateway.wait(100)

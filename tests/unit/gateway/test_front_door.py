@@ -227,9 +227,9 @@ async def test_one_connection_serves_many_calls_on_both_sides(running: Running) 
     for _ in range(5):
         writer.write(request("POST", "/function/f", b"x", close=False))
         head = await reader.readuntil(b"\r\n\r\n")
-        found = re.search(rb"content-length: (\d+)", head)
-        assert found
-        await reader.readexactly(int(found[1]))
+        match = re.search(rb"content-length: (\d+)", head)
+        assert match
+        await reader.readexactly(int(match[1]))
     assert len(running.replicas()[0].connections) == 1
     writer.close()
 

@@ -32,14 +32,14 @@ async def test_calls_are_counted_by_code_with_their_time(running: Running) -> No
     await running.deploy(program=program)
     for target in ("/function/f", "/function/f.openfaas-fn", "/function/f/tea", "/function/unknown"):
         await running.call("GET", target)
-    found = await samples(running)
-    calls = {key[1:]: value for key, value in found.items() if key[0] == "gateway_function_invocation_total"}
+    values = await samples(running)
+    calls = {key[1:]: value for key, value in values.items() if key[0] == "gateway_function_invocation_total"}
     assert calls == {("200", F): 2, ("418", F): 1}
-    assert found["gateway_functions_seconds_count", "200", F] == 2
-    assert 0 < found["gateway_functions_seconds_sum", "200", F] < 20
-    assert found["gateway_functions_seconds_bucket", "418", F, "+Inf"] == 1
-    assert found["gateway_function_invocation_started", F] == 3
-    assert found["gateway_function_invocation_inflight", F] == 0
+    assert values["gateway_functions_seconds_count", "200", F] == 2
+    assert 0 < values["gateway_functions_seconds_sum", "200", F] < 20
+    assert values["gateway_functions_seconds_bucket", "418", F, "+Inf"] == 1
+    assert values["gateway_function_invocation_started", F] == 3
+    assert values["gateway_function_invocation_inflight", F] == 0
 
 
 async def test_calls_in_flight_are_those_that_have_begun_and_not_ended(running: Running) -> None:
@@ -53,9 +53,12 @@ async def test_calls_in_flight_are_those_that_have_begun_and_not_ended(running: 
     await running.deploy(program=program)
     calls = [asyncio.create_task(running.call("GET", "/function/f")) for _ in range(3)]
     await running.until(lambda: running.replicas()[0].in_flight == 3)
-    found = await samples(running)
-    assert (found["gateway_function_invocation_inflight", F], found["gateway_function_invocation_started", F]) == (3, 3)
-    assert ("gateway_function_invocation_total", "200", F) not in found
+    values = await samples(running)
+    assert (values["gateway_function_invocation_inflight", F], values["gateway_function_invocation_started", F]) == (
+        3,
+        3,
+    )
+    assert ("gateway_function_invocation_total", "200", F) not in values
     gate.set()
     await asyncio.gather(*calls)
     await running.until(lambda: running.gateway.metrics.invocations[F] == 3)
@@ -72,9 +75,9 @@ async def test_a_client_that_leaves_is_counted_as_such(running: Running) -> None
     await running.until(lambda: running.replicas()[0].in_flight == 1)
     writer.transport.abort()
     await running.until(lambda: running.gateway.metrics.invocations[F] == 1)
-    found = await samples(running)
-    assert found["gateway_function_invocation_total", "499", F] == 1
-    assert found["gateway_function_invocation_inflight", F] == 0
+    values = await samples(running)
+    assert values["gateway_function_invocation_total", "499", F] == 1
+    assert values["gateway_function_invocation_inflight", F] == 0
 
 
 async def test_replicas_limits_and_usage_are_shown(start: Starter) -> None:
@@ -85,21 +88,21 @@ async def test_replicas_limits_and_usage_are_shown(start: Starter) -> None:
         running.backend.hold_starts = True
         await running.backend.scale("f", "openfaas-fn", 3)
         await running.call("GET", "/function/f")
-        found = await samples(running)
-    assert found["gateway_service_count", F] == 3
-    states = {key[2]: value for key, value in found.items() if key[:2] == ("smoe_function_replicas", F)}
+        values = await samples(running)
+    assert values["gateway_service_count", F] == 3
+    states = {key[2]: value for key, value in values.items() if key[:2] == ("smoe_function_replicas", F)}
     assert states == {"starting": 1, "ready": 2, "draining": 0}
-    assert found["smoe_function_cpu_limit_cores", F] == 1.5
-    assert found["smoe_function_memory_limit_bytes", F] == 128 << 20
-    assert found["smoe_function_max_inflight", F] == 7
-    assert ("smoe_function_gpu_share", F) not in found
-    assert found["smoe_cpu_scale",] == 0.25
-    cpu = [value for key, value in found.items() if key[0] == "smoe_replica_cpu_seconds_total"]
+    assert values["smoe_function_cpu_limit_cores", F] == 1.5
+    assert values["smoe_function_memory_limit_bytes", F] == 128 << 20
+    assert values["smoe_function_max_inflight", F] == 7
+    assert ("smoe_function_gpu_share", F) not in values
+    assert values["smoe_cpu_scale",] == 0.25
+    cpu = [value for key, value in values.items() if key[0] == "smoe_replica_cpu_seconds_total"]
     assert sorted(cpu) == [0, 0, 0.001]
-    assert found["smoe_replica_memory_bytes", F, "f-1"] == 1 << 20
-    assert found["smoe_replica_start_seconds_count",] == 2
-    assert found["gateway_service_count", "g.openfaas-fn"] == 0
-    assert ("smoe_function_cpu_limit_cores", "g.openfaas-fn") not in found
+    assert values["smoe_replica_memory_bytes", F, "f-1"] == 1 << 20
+    assert values["smoe_replica_start_seconds_count",] == 2
+    assert values["gateway_service_count", "g.openfaas-fn"] == 0
+    assert ("smoe_function_cpu_limit_cores", "g.openfaas-fn") not in values
 
 
 async def test_repeats_and_restarts_are_counted(running: Running) -> None:
@@ -107,10 +110,10 @@ async def test_repeats_and_restarts_are_counted(running: Running) -> None:
     for replica in running.replicas():
         running.backend.kill("f", replica.id)
     assert (await running.call("GET", "/function/f")).status == 200
-    found = await samples(running)
-    assert found["smoe_gateway_repeats_total", F, "connect"] >= 1
-    assert found["smoe_replica_restarts_total", F] >= 1
-    assert ("smoe_gateway_repeats_total", F, "failed") not in found
+    values = await samples(running)
+    assert values["smoe_gateway_repeats_total", F, "connect"] >= 1
+    assert values["smoe_replica_restarts_total", F] >= 1
+    assert ("smoe_gateway_repeats_total", F, "failed") not in values
 
 
 async def test_the_metrics_port_has_metrics_and_health_and_nothing_else(running: Running) -> None:
@@ -143,9 +146,9 @@ async def snapshots(reader: asyncio.StreamReader) -> dict[str, Any]:
     """The next snapshot of a followed feed: a chunk of HTTP that holds one line."""
     size = int(await reader.readuntil(b"\r\n"), 16)
     line = await reader.readexactly(size + 2)
-    found = json.loads(line)
-    assert isinstance(found, dict)
-    return found
+    document = json.loads(line)
+    assert isinstance(document, dict)
+    return document
 
 
 async def test_the_feed_reports_every_change_in_a_whole_snapshot(running: Running) -> None:

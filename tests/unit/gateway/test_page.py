@@ -138,9 +138,9 @@ def cells(dom: str, identity: str) -> list[list[str]]:
 
 
 def shown(dom: str, identity: str) -> str:
-    found = re.search(rf'<(\w+)[^>]*id="{identity}"[^>]*>(.*?)</\1>', dom, re.DOTALL)
-    assert found is not None, identity
-    return unescape(re.sub("<[^>]+>", "", found[2]))
+    match = re.search(rf'<(\w+)[^>]*id="{identity}"[^>]*>(.*?)</\1>', dom, re.DOTALL)
+    assert match is not None, identity
+    return unescape(re.sub("<[^>]+>", "", match[2]))
 
 
 @pytest.mark.slow

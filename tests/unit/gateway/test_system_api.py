@@ -211,9 +211,9 @@ async def test_many_functions_are_scaled_in_one_order_and_keep_their_annotations
     orders = {"f": {"replicas": 9, "annotations": {"new": "too"}}, "g.openfaas-fn": {"replicas": 2}}
     assert (await running.system("POST", SCALE_ALL, {"functions": orders})).status == 202
     assert (len(running.replicas("f")), len(running.replicas("g"))) == (5, 2)
-    found = (await running.system("GET", "/system/function/f")).json()
-    assert found["annotations"] == {"kept": "yes", "new": "too"}
-    assert found["replicas"] == 5
+    body = (await running.system("GET", "/system/function/f")).json()
+    assert body["annotations"] == {"kept": "yes", "new": "too"}
+    assert body["replicas"] == 5
 
 
 @pytest.mark.parametrize(

@@ -33,15 +33,15 @@ def test_greedy_continuation_is_transformers_own(speaker: tuple[WholeModel, obje
     theirs = model.generate(  # type: ignore[attr-defined]
         torch.tensor([ids]), max_new_tokens=12, do_sample=False, pad_token_id=END, attention_mask=torch.ones(1, 3)
     )[0, 3:].tolist()
-    found = generate(ours, ["abc"], 12)[0]
-    assert found.token_ids == [token for token in theirs if token != END]
-    assert found.finished == (END in theirs)
+    texts = generate(ours, ["abc"], 12)[0]
+    assert texts.token_ids == [token for token in theirs if token != END]
+    assert texts.finished == (END in theirs)
 
 
 def test_generation_stops_at_the_longest_text(speaker: tuple[WholeModel, object]) -> None:
     ours, _ = speaker
-    found = generate(ours, ["a" * 37], 50, temperature=5.0, seed=1)[0]
-    assert found.finished or len(found.token_ids) == 3
+    texts = generate(ours, ["a" * 37], 50, temperature=5.0, seed=1)[0]
+    assert texts.finished or len(texts.token_ids) == 3
 
 
 def test_choosing_follows_temperature_and_top_k() -> None:

@@ -48,14 +48,14 @@ def test_a_profile_gives_every_gpu_of_a_node_what_the_node_has(tmp_path: Path) -
     path = tmp_path / "nodes.json"
     nodes = {"a": {"memory_mb": 8}, "b": {"memory_mb": [4, 2], "speed": 2, "load_mb_per_s": 100}}
     path.write_text(json.dumps({"nodes": nodes, "mbit_per_s": {"a": {"b": 80}, "b": {"a": 8}}}))
-    found = read_profile(path)
-    assert found.names == ("a", "b")
-    assert found.cluster.node.tolist() == [0, 1, 1]
-    assert found.cluster.memory_bytes.tolist() == [8 * MIB, 4 * MIB, 2 * MIB]
-    assert found.cluster.speed.tolist() == [1, 2, 2]
-    assert found.cluster.load_bytes_per_s.tolist() == [1e9, 1e8, 1e8]
-    assert (found.cluster.bandwidth[0, 1], found.cluster.bandwidth[1, 0]) == (1e7, 1e6)
-    assert found.nodes_as_gpus().memory_bytes.tolist() == [8 * MIB, 6 * MIB]
+    profile = read_profile(path)
+    assert profile.names == ("a", "b")
+    assert profile.cluster.node.tolist() == [0, 1, 1]
+    assert profile.cluster.memory_bytes.tolist() == [8 * MIB, 4 * MIB, 2 * MIB]
+    assert profile.cluster.speed.tolist() == [1, 2, 2]
+    assert profile.cluster.load_bytes_per_s.tolist() == [1e9, 1e8, 1e8]
+    assert (profile.cluster.bandwidth[0, 1], profile.cluster.bandwidth[1, 0]) == (1e7, 1e6)
+    assert profile.nodes_as_gpus().memory_bytes.tolist() == [8 * MIB, 6 * MIB]
 
 
 @pytest.mark.parametrize(
@@ -217,11 +217,11 @@ def test_place_takes_a_profile_and_every_ingresss_statistics(
     given = ["--statistics", str(tmp_path / "a.json"), "--statistics", str(tmp_path / "b.json")]
     result: Result = CliRunner().invoke(cli, [*arguments, *given, "--json"])
     assert result.exit_code == 0, result.output
-    found = json.loads(result.output)
-    assert {row["local_share"] for row in found["nodes"].values()} == {1.0}
-    assert {row["entropy_bits"] for row in found["nodes"].values()} == {1.0}
+    parsed = json.loads(result.output)
+    assert {row["local_share"] for row in parsed["nodes"].values()} == {1.0}
+    assert {row["entropy_bits"] for row in parsed["nodes"].values()} == {1.0}
     for layer in range(manifest.layers):
         names = [manifest.function_name(node.id) for node in manifest.experts(layer)]
-        assert [found["plan"][name] for name in names] == [{"a": 1}, {"a": 1}, {"b": 1}, {"b": 1}]
+        assert [parsed["plan"][name] for name in names] == [{"a": 1}, {"a": 1}, {"b": 1}, {"b": 1}]
     table = CliRunner().invoke(cli, [*arguments, *given])
     assert table.exit_code == 0 and "local share" in table.output

@@ -108,8 +108,8 @@ def test_every_call_is_counted_once_and_latency_is_at_least_the_service() -> Non
 
 def test_frequency_counts_pairs_by_node_of_chosen_requests() -> None:
     requests = calls([(0.0, 0), (1.0, 1), (2.0, 1)], [[0], [0, 1], [1]])
-    found = requests.frequency(2, 1, 2, requests.arrival_s < 2)
-    assert found[:, 0].tolist() == [[4, 0], [4, 4]]
+    measured = requests.frequency(2, 1, 2, requests.arrival_s < 2)
+    assert measured[:, 0].tolist() == [[4, 0], [4, 4]]
 
 
 def test_plans_must_come_in_order() -> None:

@@ -48,18 +48,18 @@ class Pipeline:
 
 def test_cold_passes_are_not_measured() -> None:
     pipeline = Pipeline(1.4, 0.3, 0.2, 0.12, 0.115)
-    found = compare(pipeline.served, pipeline.whole, TEXTS, pipeline.clock)
-    assert found.unloaded_p50_s == pytest.approx(0.115) and found.cold_p50_s == pytest.approx(1.4)
-    assert found.whole_p50_s == pytest.approx(0.001)
-    assert (found.warm, found.warm_up_passes, found.measured_passes) == (True, 6 * 3, ROUNDS * 3)
-    assert pipeline.asked == found.warm_up_passes + found.measured_passes
+    compared = compare(pipeline.served, pipeline.whole, TEXTS, pipeline.clock)
+    assert compared.unloaded_p50_s == pytest.approx(0.115) and compared.cold_p50_s == pytest.approx(1.4)
+    assert compared.whole_p50_s == pytest.approx(0.001)
+    assert (compared.warm, compared.warm_up_passes, compared.measured_passes) == (True, 6 * 3, ROUNDS * 3)
+    assert pipeline.asked == compared.warm_up_passes + compared.measured_passes
 
 
 def test_what_never_stops_getting_faster_is_measured_after_a_bounded_number_of_rounds_and_says_so() -> None:
     pipeline = Pipeline(*[0.8**number for number in range(100)])
-    found = compare(pipeline.served, pipeline.whole, TEXTS, pipeline.clock)
-    assert not found.warm and found.warm_up_passes == MOST_ROUNDS * len(TEXTS)
-    assert found.unloaded_p50_s == pytest.approx(0.8 ** (MOST_ROUNDS + ROUNDS // 2))
+    compared = compare(pipeline.served, pipeline.whole, TEXTS, pipeline.clock)
+    assert not compared.warm and compared.warm_up_passes == MOST_ROUNDS * len(TEXTS)
+    assert compared.unloaded_p50_s == pytest.approx(0.8 ** (MOST_ROUNDS + ROUNDS // 2))
 
 
 def test_a_wrong_answer_counts_in_any_pass_even_a_cold_one() -> None:

@@ -32,14 +32,14 @@ def test_every_expert_gets_a_place_and_the_busiest_a_second_one(minilm_pipeline:
     manifest = load(minilm_pipeline, verify=False)
     tokens = [[100.0, 10.0, 10.0, 10.0]] * manifest.layers
     options = ("--node", "a", "--node", "b", "--slots", "3", "--json")
-    found = reported(run(minilm_pipeline, tmp_path, {"tokens": tokens}, *options))
+    report = reported(run(minilm_pipeline, tmp_path, {"tokens": tokens}, *options))
     for layer in range(manifest.layers):
-        places = [found["plan"][manifest.function_name(node.id)] for node in manifest.experts(layer)]
+        places = [report["plan"][manifest.function_name(node.id)] for node in manifest.experts(layer)]
         assert places[0] == {"a": 1, "b": 1}
         assert all(places)
         assert sum(len(place) for place in places) == 6
     # Sharing evenly, the best split of 100, 10, 10, 10 over two nodes with expert 0 on both is 65 : 65.
-    assert [found["nodes"][node]["of_mean"] for node in "ab"] == pytest.approx([1.0, 1.0], abs=0.16)
+    assert [report["nodes"][node]["of_mean"] for node in "ab"] == pytest.approx([1.0, 1.0], abs=0.16)
 
 
 def test_the_plan_can_be_written_and_read_by_migrate(minilm_pipeline: Path, tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ async def test_an_ingresss_statistics_are_taken_as_they_are(minilm_pipeline: Pat
     statistics = Statistics(instruments, loop)
     document = json.loads(statistics.document())
     statistics.close()
-    found = reported(run(minilm_pipeline, tmp_path, document, "--node", "a", "--node", "b", "--json"))
+    report = reported(run(minilm_pipeline, tmp_path, document, "--node", "a", "--node", "b", "--json"))
     for layer in range(manifest.layers):
-        first, second, *_ = (found["plan"][manifest.function_name(node.id)] for node in manifest.experts(layer))
+        first, second, *_ = (report["plan"][manifest.function_name(node.id)] for node in manifest.experts(layer))
         assert first != second, "experts chosen together are kept apart"

@@ -98,11 +98,11 @@ def manifest(minilm_pipeline: Path) -> Manifest:
 def simulated(
     request: pytest.FixtureRequest, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Simulated]:
-    found = Simulated(manifest, request.param)
-    monkeypatch.setattr(command, "connect", lambda *_: found)
-    monkeypatch.setattr(command, "Coordinator", lambda *_: nullcontext(found))
-    yield found
-    found.end()
+    platform = Simulated(manifest, request.param)
+    monkeypatch.setattr(command, "connect", lambda *_: platform)
+    monkeypatch.setattr(command, "Coordinator", lambda *_: nullcontext(platform))
+    yield platform
+    platform.end()
 
 
 @pytest.fixture

@@ -134,10 +134,10 @@ def test_no_function_and_no_hour_is_in_two_sets(hours_of: list[tuple[str, int]],
 
 @given(st.integers(1, 24 * 30))
 def test_time_is_cut_at_whole_hours_or_days_with_every_hour_in_a_set(span_hours: int) -> None:
-    found = cuts(span_hours * HOUR_S)
+    edges = cuts(span_hours * HOUR_S)
     unit = DAY_S if span_hours >= 120 else HOUR_S
-    assert found.validation_s % unit == 0 and found.test_s % unit == 0
-    sets = found.of(np.arange(span_hours) * HOUR_S)
+    assert edges.validation_s % unit == 0 and edges.test_s % unit == 0
+    sets = edges.of(np.arange(span_hours) * HOUR_S)
     assert (np.diff(sets) >= 0).all() and set(sets.tolist()) <= {0, 1, 2}
     if span_hours >= 5:
         assert [int((sets == i).sum()) > 0 for i in range(3)] == [True] * 3

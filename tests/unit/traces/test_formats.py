@@ -161,11 +161,11 @@ def test_servegens_published_tree_and_its_archive_hold_what_the_table_does(tmp_p
     with tarfile.open(archive, "w:gz") as packed:
         packed.add(tree, "ServeGen-main")
     for path in (tree, archive):
-        found = list(servegen.read_windows(path))
-        assert loading.detect(path) == "servegen" and len(found) == len(table)
-        assert {w.client for w in found} == {f"language/m-made/{i}" for i in range(3)}
+        windows = list(servegen.read_windows(path))
+        assert loading.detect(path) == "servegen" and len(windows) == len(table)
+        assert {w.client for w in windows} == {f"language/m-made/{i}" for i in range(3)}
         key = {(f"language/m-made/{w.client}", w.window_start_s, w.rate_rps, w.iat_cv) for w in table}
-        assert {(w.client, w.window_start_s, w.rate_rps, w.iat_cv) for w in found} == key
+        assert {(w.client, w.window_start_s, w.rate_rps, w.iat_cv) for w in windows} == key
     alone = loading.load(tree / "data" / "language" / "m-made", row="2", start_s=0, duration_s=3600)
     whole = loading.load(SAMPLES / "made_servegen.csv", row="2", start_s=0, duration_s=3600)
     assert alone.arrival_s.tolist() == whole.arrival_s.tolist()

@@ -21,16 +21,16 @@ def test_real_texts_are_read_from_each_known_format_and_cut(tmp_path: Path) -> N
     (tmp_path / "bbh.jsonl").write_text('{"task": "t", "i": 1, "input": "not True is", "target": "False"}\n')
     (tmp_path / "mt_bench_question.jsonl").write_text('{"turns": ["first turn", "second"]}\n')
     (tmp_path / "HumanEval.jsonl.gz").write_bytes(gzip.compress(b'{"prompt": "def f(): pass"}\n'))
-    found = prompts.load_prompts(tmp_path, max_words=3)
-    assert found.texts == ("one two three", "how many ducks", "not True is", "first turn", "def f(): pass")
-    assert "wikitext-2-valid.txt (1)" in found.source
+    texts = prompts.load_prompts(tmp_path, max_words=3)
+    assert texts.texts == ("one two three", "how many ducks", "not True is", "first turn", "def f(): pass")
+    assert "wikitext-2-valid.txt (1)" in texts.source
 
 
 def test_without_a_folder_made_sentences_are_used_and_said_to_be_made() -> None:
-    found = prompts.load_prompts(None, max_words=10)
-    assert "synthetic" in found.source and len(set(found.texts)) > 300
-    assert all(0 < len(text.split()) <= 10 for text in found.texts)
-    assert found.choose(50, 3) == found.choose(50, 3) != found.choose(50, 4)
+    texts = prompts.load_prompts(None, max_words=10)
+    assert "synthetic" in texts.source and len(set(texts.texts)) > 300
+    assert all(0 < len(text.split()) <= 10 for text in texts.texts)
+    assert texts.choose(50, 3) == texts.choose(50, 3) != texts.choose(50, 4)
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"task": 1}', '{"input": 5}', '"x"'])
@@ -59,25 +59,25 @@ def call(*arguments: str) -> dict[str, object]:
 
 
 def test_list_names_the_made_samples_as_made() -> None:
-    found = call("list", "--json")
-    assert {"made-bursty-hour"} <= {entry["name"] for entry in found if not entry["measured"]}  # type: ignore[index]
+    result = call("list", "--json")
+    assert {"made-bursty-hour"} <= {entry["name"] for entry in result if not entry["measured"]}  # type: ignore[index]
 
 
 def test_describe_counts_and_plots(tmp_path: Path) -> None:
     picture = tmp_path / "a.png"
-    found = call("describe", "made-bursty-hour", "--json", "--plot", str(picture))
-    assert found["requests"] == 1500 and found["pattern"] == "bursty"
+    result = call("describe", "made-bursty-hour", "--json", "--plot", str(picture))
+    assert result["requests"] == 1500 and result["pattern"] == "bursty"
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_chosen_clips_are_written_pictured_and_described_the_same(tmp_path: Path) -> None:
     picture = tmp_path / "clips.png"
-    found = call(
+    result = call(
         "clips", "made-servegen", "--pattern", "bursty", "--seed", "3", "--count", "2", "--out", str(tmp_path / "out"),
         "--plot", str(picture), "--json",
     )  # fmt: skip
-    assert len(found["clips"]) == 2 and picture.read_bytes().startswith(b"\x89PNG")  # type: ignore[arg-type]
-    for clip in found["clips"]:  # type: ignore[attr-defined]
+    assert len(result["clips"]) == 2 and picture.read_bytes().startswith(b"\x89PNG")  # type: ignore[arg-type]
+    for clip in result["clips"]:  # type: ignore[attr-defined]
         read = call("describe", clip["file"], "--json")
         assert clip["requests"] == read["requests"] and clip["pattern"] == read["pattern"] == "bursty"
         assert clip["arrivals"]["iat_cv"] == pytest.approx(read["iat_cv"], rel=1e-4)

@@ -251,6 +251,6 @@ def test_a_status_means_an_outcome(status: int, outcome: str) -> None:
 
 
 def test_percentiles_of_known_numbers() -> None:
-    found = percentiles(float(i) for i in range(101))
-    assert found == {"p50": 50.0, "p95": 95.0, "p99": 99.0, "mean": 50.0, "max": 100.0}
+    quantiles = percentiles(float(i) for i in range(101))
+    assert quantiles == {"p50": 50.0, "p95": 95.0, "p99": 99.0, "mean": 50.0, "max": 100.0}
     assert percentiles([]) is None

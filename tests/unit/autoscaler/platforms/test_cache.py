@@ -40,11 +40,11 @@ def until(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
 def following(double: Running, platforms: Platforms) -> Iterator[KubernetesPlatform]:
     """A platform of one function that follows by watches, both of them open."""
     put(double, spec(F))
-    found = platforms()
-    found.follow()
+    platform = platforms()
+    platform.follow()
     until(lambda: double.do(lambda: double.api.watching) == 2)
-    yield found
-    found.close()
+    yield platform
+    platform.close()
 
 
 def reads(double: Running) -> list[str]:
@@ -250,10 +250,10 @@ def thing(name: str, version: str, **more: Any) -> dict[str, Any]:
 
 def simulated(*watches: list[Event] | Exception) -> tuple[Script, WatchCache]:
     script, clock = Script(list(watches)), itertools.count(0.0, cache.LIVED_S)
-    found = WatchCache(script, lambda document: document, lambda: next(clock))
-    found.start()
+    watch_cache = WatchCache(script, lambda document: document, lambda: next(clock))
+    watch_cache.start()
     assert script.done.wait(20)
-    return script, found
+    return script, watch_cache
 
 
 def test_each_watch_begins_where_the_last_one_ended() -> None:
@@ -275,31 +275,31 @@ def test_a_second_watch_in_a_row_that_ends_at_once_is_not_followed_by_a_third_be
 ) -> None:
     monkeypatch.setattr(cache, "_WAITS_S", (1000.0,))
     script = Script([end] * 50)
-    found = WatchCache(script, lambda document: document, lambda: 0.0)
-    found.start()
-    until(lambda: len(script.asked) == 2 and found.objects() is None)
-    found.close()
-    assert len(script.asked) == 2 and not found._thread.is_alive()
+    watch_cache = WatchCache(script, lambda document: document, lambda: 0.0)
+    watch_cache.start()
+    until(lambda: len(script.asked) == 2 and watch_cache.objects() is None)
+    watch_cache.close()
+    assert len(script.asked) == 2 and not watch_cache._thread.is_alive()
 
 
 def test_watches_that_lived_are_followed_by_the_next_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "_WAITS_S", (1000.0,))
     script, clock = Script([[]] * 50), itertools.count(0.0, cache.LIVED_S)
-    found = WatchCache(script, lambda document: document, lambda: next(clock))
-    found.start()
+    watch_cache = WatchCache(script, lambda document: document, lambda: next(clock))
+    watch_cache.start()
     assert script.done.wait(20)
-    found.close()
+    watch_cache.close()
 
 
 def test_pauses_between_watches_that_end_at_once_grow_up_to_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Script([[]] * 6)
-    found = WatchCache(script, lambda document: document, lambda: 0.0)
+    watch_cache = WatchCache(script, lambda document: document, lambda: 0.0)
     waited: list[float | None] = []
-    monkeypatch.setattr(found._stop, "wait", waited.append)
-    found.start()
+    monkeypatch.setattr(watch_cache._stop, "wait", waited.append)
+    watch_cache.start()
     assert script.done.wait(20)
     monkeypatch.undo()
-    found.close()
+    watch_cache.close()
     assert waited[:5] == [0.2, 1.0, 5.0, 5.0, 5.0]
 
 

@@ -123,17 +123,17 @@ def test_a_gateway_with_broken_certificates_says_so(tmp_path: Path) -> None:
 
 def test_with_a_lease_nothing_is_written_before_it_is_held(double: Running, kubeconfig: Path) -> None:
     put_openfaas(double, F)
-    found = side(kubeconfig, lease="controller")
-    found.platform.configurations()
-    found.keep()
-    assert not found.leads() and writes(double) == []
+    cluster_side = side(kubeconfig, lease="controller")
+    cluster_side.platform.configurations()
+    cluster_side.keep()
+    assert not cluster_side.leads() and writes(double) == []
     stop = threading.Event()
-    found.start(stop)
-    assert found.wait(stop, 0.0) is False and found.leads()
-    found.keep()
+    cluster_side.start(stop)
+    assert cluster_side.wait(stop, 0.0) is False and cluster_side.leads()
+    cluster_side.keep()
     assert "patch deployments" in writes(double)
     stop.set()
-    found.close()
+    cluster_side.close()
     assert double.do(lambda: double.store.get("leases", "openfaas-fn", "controller"))["spec"]["holderIdentity"] == ""
 
 
@@ -143,23 +143,23 @@ def test_a_tick_that_hung_writes_nothing_when_it_wakes(double: Running, kubeconf
     settings = ControllerSettings(
         "http://127.0.0.1:1", Path(), platform="kubernetes", kubeconfig=kubeconfig, lease="controller"
     )
-    found = ClusterSide(settings, "m", progress=Progress(30.0, lambda: now_s[0]))
+    cluster_side = ClusterSide(settings, "m", progress=Progress(30.0, lambda: now_s[0]))
     stop = threading.Event()
-    found.start(stop)
-    assert found.wait(stop, 0.0) is False
-    present = found.platform.configurations()[F]
+    cluster_side.start(stop)
+    assert cluster_side.wait(stop, 0.0) is False
+    present = cluster_side.platform.configurations()[F]
     now_s[0] += 29.0
-    found.platform.apply(F, present, configuration(2))
+    cluster_side.platform.apply(F, present, configuration(2))
     now_s[0] += 29.0  # the order before was a sign
-    found.platform.apply(F, configuration(2), configuration(3))
+    cluster_side.platform.apply(F, configuration(2), configuration(3))
     before = orders(double)
     now_s[0] += 31.0
     with pytest.raises(NotLeaderError, match="its tick has stood still for too long"):
-        found.platform.apply(F, configuration(3), configuration(4))
-    found.keep()
-    assert orders(double) == before != [] and not found.leads()
+        cluster_side.platform.apply(F, configuration(3), configuration(4))
+    cluster_side.keep()
+    assert orders(double) == before != [] and not cluster_side.leads()
     stop.set()
-    found.close()
+    cluster_side.close()
 
 
 def test_a_lease_whose_thread_ended_is_reported(double: Running, kubeconfig: Path) -> None:
@@ -177,13 +177,13 @@ def test_who_only_watches_takes_no_lease_and_keeps_nothing(
     double: Running, kubeconfig: Path, watching: dict[str, bool]
 ) -> None:
     put_openfaas(double, F)
-    found = side(kubeconfig, lease="controller", **watching)
+    cluster_side = side(kubeconfig, lease="controller", **watching)
     stop = threading.Event()
-    found.start(stop)
-    assert found.wait(stop, 0.0) is False
-    found.platform.configurations()
-    found.keep()
-    assert writes(double) == [] and not found.leads()
+    cluster_side.start(stop)
+    assert cluster_side.wait(stop, 0.0) is False
+    cluster_side.platform.configurations()
+    cluster_side.keep()
+    assert writes(double) == [] and not cluster_side.leads()
 
 
 @pytest.mark.slow
@@ -210,11 +210,11 @@ def test_a_shadow_on_the_command_line_reports_both_costs_and_writes_nothing(
 
 def test_metrics_report_conditions_calls_and_leadership(double: Running, kubeconfig: Path) -> None:
     put(double, spec(F))
-    found = side(kubeconfig)
+    cluster_side = side(kubeconfig)
     double.do(lambda: double.cluster.lose_node("node-1"))
-    found.platform.configurations()
+    cluster_side.platform.configurations()
     registry = prometheus_client.CollectorRegistry()
-    found.register(registry)
+    cluster_side.register(registry)
     text = prometheus_client.generate_latest(registry).decode()
     assert f'smoe_controller_conditions{{condition="node lost",function="{F}",pipeline="m"}} 1.0' in text
     assert 'smoe_controller_api_calls_total{code="200",pipeline="m",resource="pods",verb="GET"} 1.0' in text

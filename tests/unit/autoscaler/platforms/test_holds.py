@@ -107,5 +107,5 @@ def test_a_missing_right_is_no_bound_and_is_not_given_back(held: Held) -> None:
     ids=["memory", "both", "cores", "limit range", "neither", "no names"],
 )
 def test_of_what_grew_only_what_the_refusal_names_is_held_back(said: str, bound: tuple[float, float]) -> None:
-    found = refused_limits("quota", configuration(), configuration(4, memory_mb=1024, cpu_cores=2.0), said)
-    assert (found.memory_mb, found.cpu_cores) == bound and found.replicas == math.inf
+    refused = refused_limits("quota", configuration(), configuration(4, memory_mb=1024, cpu_cores=2.0), said)
+    assert (refused.memory_mb, refused.cpu_cores) == bound and refused.replicas == math.inf

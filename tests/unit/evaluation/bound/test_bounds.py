@@ -80,8 +80,8 @@ def test_an_slo_below_all_work_cannot_be_met_by_anyone_and_the_work_still_costs(
     simulated: tuple[WindowLoad, Simulated],
 ) -> None:
     load, every = simulated
-    found = lower_bound(with_slo(load, 0.004), "busy")
-    assert not found.reachable and 0 < found.cost <= every["busy"][:, 0].min()
+    bound = lower_bound(with_slo(load, 0.004), "busy")
+    assert not bound.reachable and 0 < bound.cost <= every["busy"][:, 0].min()
 
 
 @settings(deadline=None, max_examples=12)
@@ -113,11 +113,11 @@ def test_the_bound_of_a_window_of_a_run_uses_that_run_s_draws() -> None:
 def test_windows_are_a_partition_of_the_requests() -> None:
     one = workload(0.05)
     drawn = requests(one, 30.0, 10.0, 1)
-    found = list(windows(Physics(one, drawn.most_tokens), drawn, 3.0, 10.0))
-    assert [load.first for load in found] == [0, *(load.last for load in found[:-1])]
-    assert found[-1].last == drawn.arrival_s.size and len(found) == 4
+    parts = list(windows(Physics(one, drawn.most_tokens), drawn, 3.0, 10.0))
+    assert [load.first for load in parts] == [0, *(load.last for load in parts[:-1])]
+    assert parts[-1].last == drawn.arrival_s.size and len(parts) == 4
     assert all(
-        load.count == np.sum((drawn.arrival_s >= 3 * k) & (drawn.arrival_s < 3 * k + 3)) for k, load in enumerate(found)
+        load.count == np.sum((drawn.arrival_s >= 3 * k) & (drawn.arrival_s < 3 * k + 3)) for k, load in enumerate(parts)
     )
 
 
@@ -174,9 +174,9 @@ def test_spans_end_where_the_rest_of_the_pass_and_the_slo_meet() -> None:
     load = window(0.2, 10.0, 2.0, 4)
     through = [np.full(load.count, seconds) for seconds in (0.001, 0.002, 0.003)]
     factors = [np.ones((1, load.count)) for _ in range(4)]
-    found = _spans(load, through, _layers(load, factors))
-    assert np.allclose(found.from_s[0], load.arrival_s + 0.001 + 0.001 + 0.0005)
-    assert np.allclose(found.until_s[1], load.arrival_s + 0.2 - 0.003 - 0.0005)
+    spans = _spans(load, through, _layers(load, factors))
+    assert np.allclose(spans.from_s[0], load.arrival_s + 0.001 + 0.001 + 0.0005)
+    assert np.allclose(spans.until_s[1], load.arrival_s + 0.2 - 0.003 - 0.0005)
     late = _spans(with_slo(load, 0.001), through, _layers(load, factors))
     assert (late.until_s >= late.from_s).all()
 

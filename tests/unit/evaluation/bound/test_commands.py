@@ -45,8 +45,8 @@ def test_json_has_every_window_and_meter_with_bound_below_choice(trace: Path) ->
 
 def test_people_get_a_line_for_each_meter_and_the_file_has_all_rows(trace: Path, tmp_path: Path) -> None:
     path = tmp_path / "deep" / "rows.csv"
-    found = call(trace, "--no-oracle", "--out", str(path))
-    assert found.exit_code == 0 and "provisioned: at least" in found.stdout and "busy: at least" in found.stdout
+    result = call(trace, "--no-oracle", "--out", str(path))
+    assert result.exit_code == 0 and "provisioned: at least" in result.stdout and "busy: at least" in result.stdout
     with path.open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 4 and all(row["feasible"] == "" for row in rows)
@@ -82,8 +82,8 @@ def test_other_prices_are_other_bounds_in_proportion(trace: Path, tmp_path: Path
 
 
 def test_an_slo_that_cannot_be_met_is_reported(trace: Path) -> None:
-    found = call(trace, "--slo-ms", "1", "--json", "--meter", "busy")
-    assert json.loads(found.stdout)["totals"]["busy"]["unreachable"] == 2
+    result = call(trace, "--slo-ms", "1", "--json", "--meter", "busy")
+    assert json.loads(result.stdout)["totals"]["busy"]["unreachable"] == 2
 
 
 def test_a_rate_thins_or_adds_requests_and_windows_can_be_cut_off(trace: Path) -> None:
@@ -97,8 +97,8 @@ def test_a_rate_thins_or_adds_requests_and_windows_can_be_cut_off(trace: Path) -
 
 def test_a_trace_that_is_not_there_or_empty_is_refused(trace: Path) -> None:
     assert isinstance(call(trace.with_name("nothing")).exception, TraceError)
-    found = call(trace, "--start-s", "0.1", "--duration-s", "0.2")
-    assert found.exit_code == 2 and "has no request" in found.output
+    result = call(trace, "--start-s", "0.1", "--duration-s", "0.2")
+    assert result.exit_code == 2 and "has no request" in result.output
 
 
 def test_windows_without_requests_are_left_out() -> None:

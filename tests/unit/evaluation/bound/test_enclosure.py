@@ -95,15 +95,15 @@ def test_the_whole_space_of_the_paper_is_looked_at(coupled: float | None) -> Non
     rng = np.random.default_rng(1)
     latency, charged = rng.lognormal(0, 1, space.shape), rng.lognormal(0, 1, space.shape)
     least = rng.integers(0, 159, 8)
-    found = frontier(ExpertTable(latency, charged, least), space)
+    front = frontier(ExpertTable(latency, charged, least), space)
     every, cost = latency[space.row], charged[space.row] * space.unit_per_s[:, :, None, None]
     valid = np.broadcast_to((np.arange(159)[:, None] >= least)[:, None, :, None], every.shape)
     order = np.lexsort((cost[valid], every[valid]))
     falling = np.minimum.accumulate(cost[valid][order])
     kept = np.concatenate(([True], falling[1:] < falling[:-1]))
-    assert every.size == 203_520 and len(found) > 5
-    assert np.array_equal(found.latency_s, every[valid][order][kept])
-    assert np.allclose(found.cost, cost[valid][order][kept])
+    assert every.size == 203_520 and len(front) > 5
+    assert np.array_equal(front.latency_s, every[valid][order][kept])
+    assert np.allclose(front.cost, cost[valid][order][kept])
 
 
 def test_eq_2_is_masked_as_the_space_says() -> None:
@@ -121,8 +121,8 @@ def test_tables_of_another_shape_are_refused() -> None:
 @pytest.mark.parametrize("latency", [0.0, np.inf])
 def test_an_idle_expert_costs_its_cheapest_and_an_overloaded_one_has_no_configuration(latency: float) -> None:
     shape = SPACE.shape
-    found = frontier(ExpertTable(np.full(shape, latency), np.ones(shape), NO_NEED), SPACE)
-    assert pairs(found) == ([] if latency else [(0.0, float(SPACE.unit_per_s.min()))])
+    kept = frontier(ExpertTable(np.full(shape, latency), np.ones(shape), NO_NEED), SPACE)
+    assert pairs(kept) == ([] if latency else [(0.0, float(SPACE.unit_per_s.min()))])
 
 
 @pytest.mark.slow
@@ -242,8 +242,8 @@ def test_a_budget_below_the_fastest_has_no_choice_and_one_above_the_cheapest_doe
 def test_a_layer_with_an_expert_that_cannot_serve_makes_the_window_infeasible() -> None:
     shape = SPACE.shape
     dead = ExpertTable(np.full(shape, np.inf), np.ones(shape), NO_NEED)
-    found = enclose([[table(np.random.default_rng(0)), dead]], SPACE, 10.0)
-    assert not found.feasible and found.fastest_s == np.inf
+    enclosure = enclose([[table(np.random.default_rng(0)), dead]], SPACE, 10.0)
+    assert not enclosure.feasible and enclosure.fastest_s == np.inf
 
 
 def test_layers_without_experts_and_windows_without_layers_cost_nothing() -> None:

@@ -61,8 +61,8 @@ def test_it_proposes_the_optimum_of_the_window_it_saw() -> None:
     physics = Physics(one, drawn.most_tokens)
     load = next(windows(physics, drawn, 10.0, 10.0))
     oracle = deterministic(load, "provisioned", 0.8)
-    found = LastWindowPolicy(one, LastWindowSettings(headroom=0.8)).propose(observation(rates(50.0)), 10.0, None)
-    assert oracle.feasible and dict(found.desired) == configurations(physics, oracle.numbers)
+    proposal = LastWindowPolicy(one, LastWindowSettings(headroom=0.8)).propose(observation(rates(50.0)), 10.0, None)
+    assert oracle.feasible and dict(proposal.desired) == configurations(physics, oracle.numbers)
 
 
 @pytest.mark.slow
@@ -105,20 +105,20 @@ def test_more_load_or_less_room_never_takes_less() -> None:
 
 
 def test_an_slo_that_cannot_be_met_takes_the_fastest_choice_and_says_so() -> None:
-    found = LastWindowPolicy(workload(0.001)).propose(observation(rates(10.0)), 0.0, None)
-    assert {desired.gpu_share for desired in found.desired.values()} == {0.2}
-    assert "cannot be met" in found.reasons["t-expert-0-0"]
+    proposal = LastWindowPolicy(workload(0.001)).propose(observation(rates(10.0)), 0.0, None)
+    assert {desired.gpu_share for desired in proposal.desired.values()} == {0.2}
+    assert "cannot be met" in proposal.reasons["t-expert-0-0"]
 
 
 def test_a_load_that_nothing_serves_holds() -> None:
-    found = LastWindowPolicy(workload(SLO_S)).propose(observation(rates(1e6)), 0.0, None)
-    assert not found.desired and "serves" in found.reasons["t-expert-1-1"]
+    proposal = LastWindowPolicy(workload(SLO_S)).propose(observation(rates(1e6)), 0.0, None)
+    assert not proposal.desired and "serves" in proposal.reasons["t-expert-1-1"]
 
 
 def test_one_unknown_load_holds_every_expert_and_no_segment_is_touched() -> None:
-    found = LastWindowPolicy(workload(SLO_S)).propose(observation({**rates(10.0), "expert-1-0": None}), 0.0, None)
-    assert not found.desired and set(found.reasons) == {f"t-expert-{i}-{j}" for i in range(2) for j in range(2)}
-    assert "expert-1-0" in found.reasons["t-expert-0-1"]
+    proposal = LastWindowPolicy(workload(SLO_S)).propose(observation({**rates(10.0), "expert-1-0": None}), 0.0, None)
+    assert not proposal.desired and set(proposal.reasons) == {f"t-expert-{i}-{j}" for i in range(2) for j in range(2)}
+    assert "expert-1-0" in proposal.reasons["t-expert-0-1"]
 
 
 def test_what_segments_took_is_measured_where_it_was() -> None:

@@ -58,9 +58,9 @@ def test_no_choice_that_meets_the_slo_is_cheaper(seed: int, rate: float, shared:
         if not known:
             continue
         slo_s = known[int(rng.integers(len(known)))]
-        found = lower_bound(with_slo(load, slo_s), meter, seed)
-        assert found.reachable
-        assert all(found.cost <= cost for cost, p95_s in simulated if p95_s <= slo_s)
+        bound = lower_bound(with_slo(load, slo_s), meter, seed)
+        assert bound.reachable
+        assert all(bound.cost <= cost for cost, p95_s in simulated if p95_s <= slo_s)
 
 
 @pytest.mark.slow

@@ -14,8 +14,8 @@ from evaluation.bound.queueing import serve
 
 def one(rate: float, alone_s: float, speedup: list[float], p: int, c: int) -> tuple[float, float]:
     """(mean seconds, busy replicas)"""
-    found = serve(rate, np.array([alone_s]), np.array([speedup]), np.array([p]), np.array([c]))
-    return float(found.latency_s[0, 0, 0]), float(found.busy_replicas[0, 0, 0])
+    served = serve(rate, np.array([alone_s]), np.array([speedup]), np.array([p]), np.array([c]))
+    return float(served.latency_s[0, 0, 0]), float(served.busy_replicas[0, 0, 0])
 
 
 def by_balance(

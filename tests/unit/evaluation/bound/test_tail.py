@@ -36,8 +36,8 @@ def test_the_lowest_are_the_least_over_all_subsets(values: list[int], silent: in
     every = [*values, *([0] * silent)]
     size = min(count, len(every))
     least = min(sum(chosen) for chosen in combinations(every, size))
-    found = sum_of_lowest(np.array([values], float).reshape(1, -1), silent, count)
-    assert found.tolist() == [least]
+    lowest = sum_of_lowest(np.array([values], float).reshape(1, -1), silent, count)
+    assert lowest.tolist() == [least]
 
 
 @given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)), min_size=1, max_size=60))

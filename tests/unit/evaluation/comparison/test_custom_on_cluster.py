@@ -42,9 +42,9 @@ def simulated(minilm_pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -
         "--input-sizes", 128, "--start", 512, 0, 0.1, 1, 8, "--patterns", "bursty", "--seeds", 0, "--seconds", 240,
         "--policies", ",".join(POLICIES), "--data", NO_TRACES, "--workers", 1, "--out", out, "--json",
     )  # fmt: skip
-    found = CliRunner().invoke(cli, [str(one) for one in given])
-    assert found.exit_code == 0, found.output
-    return out, json.loads(found.stdout)
+    result = CliRunner().invoke(cli, [str(one) for one in given])
+    assert result.exit_code == 0, result.output
+    return out, json.loads(result.stdout)
 
 
 @pytest.mark.slow
@@ -59,10 +59,10 @@ def test_every_result_distinguishes_measured_and_modelled(simulated: tuple[Path,
 
 
 def test_it_has_the_clusters_space_prices_and_segments(own: CustomPipeline, grid: Grid) -> None:
-    found = grid.workload_of(GROUP, 100.0)
-    assert found.space == ConfigurationSpace() and found.host is None
-    assert found.segment_configuration == segments_at(100.0) != segments_at(0.0)
-    assert found.prices.name == own.prices.name != replace(own, cluster=False).prices.name
+    workload = grid.workload_of(GROUP, 100.0)
+    assert workload.space == ConfigurationSpace() and workload.host is None
+    assert workload.segment_configuration == segments_at(100.0) != segments_at(0.0)
+    assert workload.prices.name == own.prices.name != replace(own, cluster=False).prices.name
     assert own.window_s == 30.0 and own.speed == 1.0 and own.name.endswith("-cluster")
 
 
@@ -79,5 +79,5 @@ def test_a_run_on_the_cluster_is_another_than_one_on_the_machine(grid: Grid, own
 
 
 def test_the_cluster_needs_a_pipeline() -> None:
-    found = CliRunner().invoke(cli, ["evaluate", "--cluster"])
-    assert found.exit_code == 2 and "--pipeline" in found.output
+    result = CliRunner().invoke(cli, ["evaluate", "--cluster"])
+    assert result.exit_code == 2 and "--pipeline" in result.output

@@ -57,9 +57,9 @@ def simulated(minilm_pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -
     """The command's folder and its JSON."""
     out = tmp_path_factory.mktemp("own")
     asked = ["--slo-ms", "300", "--cpu-scale", "0.015", "--policies", ",".join(POLICIES), "--json"]
-    found = call(minilm_pipeline, out, "--other-machine", *asked)
-    assert found.exit_code == 0, found.output
-    return out, json.loads(found.stdout)
+    result = call(minilm_pipeline, out, "--other-machine", *asked)
+    assert result.exit_code == 0, result.output
+    return out, json.loads(result.stdout)
 
 
 @pytest.mark.slow
@@ -138,17 +138,17 @@ def test_stored_runs_are_not_simulated_again_unless_pipeline_profile_or_scale_ar
 def test_what_would_measure_nothing_is_refused(
     minilm_pipeline: Path, tmp_path: Path, options: list[str], says: str
 ) -> None:
-    found = call(minilm_pipeline, tmp_path, "--other-machine", *options)
-    assert isinstance(found.exception, SmoeError) and says in str(found.exception)
+    result = call(minilm_pipeline, tmp_path, "--other-machine", *options)
+    assert isinstance(result.exception, SmoeError) and says in str(result.exception)
 
 
 def test_a_profile_of_another_pipeline_is_refused_with_the_difference(minilm_pipeline: Path, tmp_path: Path) -> None:
     profile = load(fitting(minilm_pipeline, None))
     other = tmp_path / "other.parquet"
     save(replace(profile, metadata=replace(profile.metadata, pipeline="other")), other)
-    found = call(minilm_pipeline, tmp_path, "--slo-ms", "300", "--profile", str(other))
-    assert found.exit_code == 2
-    assert "the profile is of pipeline 'other', not of 'minilm'" in " ".join(found.output.split())
+    result = call(minilm_pipeline, tmp_path, "--slo-ms", "300", "--profile", str(other))
+    assert result.exit_code == 2
+    assert "the profile is of pipeline 'other', not of 'minilm'" in " ".join(result.output.split())
     assert not (tmp_path / "runs").exists()
 
 
@@ -161,8 +161,8 @@ def test_a_profile_of_another_pipeline_is_refused_with_the_difference(minilm_pip
     ],
 )
 def test_options_that_do_not_belong_together_are_refused(options: list[str], says: str) -> None:
-    found = CliRunner().invoke(cli, ["evaluate", *options])
-    assert found.exit_code == 2 and says in " ".join(found.output.split())
+    result = CliRunner().invoke(cli, ["evaluate", *options])
+    assert result.exit_code == 2 and says in " ".join(result.output.split())
 
 
 def test_it_stands_beside_the_papers_workloads_under_one_clock(grid: Grid) -> None:

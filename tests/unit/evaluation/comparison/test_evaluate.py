@@ -297,15 +297,15 @@ def test_a_policy_that_cannot_serve_a_workload_is_left_out_with_the_reason(
     monkeypatch.setattr(learnt_files, "FAASCONF", tmp_path)
     both = replace(grid, policies=("static", "faasconf"), bound=False, seeds=(7,))
     refused: dict[str, str] = {}
-    found = evaluate(both, tmp_path, workers=1, refused=refused)
-    assert [summary["policy"] for summary in found] == ["static"]
+    runs = evaluate(both, tmp_path, workers=1, refused=refused)
+    assert [summary["policy"] for summary in runs] == ["static"]
     assert list(refused) == ["bert-4.bursty.0.7.faasconf"] and "no weights of bert-4" in next(iter(refused.values()))
     with pytest.raises(EvaluationError, match="no weights of bert-4"):
         evaluate(both, tmp_path, workers=1)
-    write_windows(tmp_path / "windows.parquet", found, tmp_path)
+    write_windows(tmp_path / "windows.parquet", runs, tmp_path)
     table = pq.read_table(tmp_path / "windows.parquet")
-    assert table.num_rows == found[0]["windows"] and set(table.column("policy").to_pylist()) == {"static"}
-    assert sum(table.column("violated").to_pylist()) == found[0]["violated_windows"]
+    assert table.num_rows == runs[0]["windows"] and set(table.column("policy").to_pylist()) == {"static"}
+    assert sum(table.column("violated").to_pylist()) == runs[0]["violated_windows"]
 
 
 def test_an_episode_without_requests_after_the_warm_up_is_refused(grid: Grid, tmp_path: Path) -> None:
@@ -360,8 +360,8 @@ def test_the_command_says_what_is_wrong() -> None:
     prices = CliRunner().invoke(cli, ["evaluate", "--prices", "nowhere.toml"])
     assert prices.exit_code == 2 and "price sheet nowhere.toml cannot be read" in " ".join(prices.output.split())
     for option in ("--plans", "--policy-settings"):
-        found = CliRunner().invoke(cli, ["evaluate", option, "no-such-folder"])
-        assert found.exit_code == 2 and "no-such-folder" in found.output
+        outcome = CliRunner().invoke(cli, ["evaluate", option, "no-such-folder"])
+        assert outcome.exit_code == 2 and "no-such-folder" in outcome.output
 
 
 @pytest.mark.slow
@@ -372,8 +372,8 @@ def test_runs_of_other_code_or_prices_are_simulated_again_which_is_logged_once(
 
     def said(changed: Grid) -> tuple[list[dict[str, Any]], list[str]]:
         caplog.clear()
-        found = evaluate(changed, tmp_path, workers=1)
-        return found, [record.message for record in caplog.records if record.name == "smoe.evaluate"]
+        runs = evaluate(changed, tmp_path, workers=1)
+        return runs, [record.message for record in caplog.records if record.name == "smoe.evaluate"]
 
     first, nothing = said(one)
     assert not nothing and len(first) == 2

@@ -36,8 +36,8 @@ def test_the_interval_of_many_draws_covers_the_truth_about_as_often_as_it_says()
     rng = np.random.default_rng(1)
     hits = 0
     for trial in range(200):
-        found = interval([list(rng.normal(5.0, 1.0, 40))], seed=trial, draws=300)
-        hits += found.low <= 5.0 <= found.high
+        bounds = interval([list(rng.normal(5.0, 1.0, 40))], seed=trial, draws=300)
+        hits += bounds.low <= 5.0 <= bounds.high
     assert 176 <= hits <= 200
 
 

@@ -19,9 +19,9 @@ def test_baselines_are_tuned_compared_and_published(tmp_path: Path) -> None:
         "--seeds": "1", "--seconds": "240", "--mean-rps": "8", "--trials": "13", "--workers": "1",
         "--out": str(tmp_path / "out"), "--publish": str(tmp_path / "published"),
     }  # fmt: skip
-    found = CliRunner().invoke(main, [part for option in options.items() for part in option], catch_exceptions=False)
-    assert found.exit_code == 0, found.output
-    last = json.loads(found.output.splitlines()[-1])
+    result = CliRunner().invoke(main, [part for option in options.items() for part in option], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    last = json.loads(result.output.splitlines()[-1])
     assert [cell["policy"] for cell in last["cells"]] == ["serverlessmoe", "kpa"]
     assert all(cell["over_bound"]["provisioned"]["value"] > -1 and cell["p95"] for cell in last["cells"])
     assert last["searches"] == {"serverlessmoe.bert-4.normal": {"trials": 13, "converged": False}}

@@ -32,9 +32,9 @@ def test_the_command_stores_a_plan_that_an_evaluation_of_the_pipeline_can_run(
 ) -> None:
     machine = ["--pipeline", str(minilm_pipeline), "--slo-ms", "300", "--cpu-scale", "0.015", "--other-machine"]
     search = ["--trials", "8", "--groups", "2", "--profile-s", "60", "--mean-rps", "3", "--out", str(tmp_path)]
-    found = CliRunner().invoke(tune, ["--policy", policy, *machine, "--trace", str(trace), *search])
-    assert found.exit_code == 0, found.output
-    assert "of 300;" in found.output
+    result = CliRunner().invoke(tune, ["--policy", policy, *machine, "--trace", str(trace), *search])
+    assert result.exit_code == 0, result.output
+    assert "of 300;" in result.output
     own = CustomPipeline(str(minilm_pipeline), 300.0, cpu_scale=0.015)
     grid = Grid(("minilm",), ("bursty",), (0,), (policy,), (0,), speed=30.0, plans=tmp_path, custom=own)
     group = Group("minilm", "bursty", 0, 0)
@@ -46,7 +46,7 @@ def test_the_command_stores_a_plan_that_an_evaluation_of_the_pipeline_can_run(
     assert str(plan.made_by["latency"]).startswith("measured: ")
     measured = plan.made_by["measured_part"]
     assert isinstance(measured, float) and 0 < measured <= 1
-    assert f"{measured:.0%} of the calls lie where it was measured" in " ".join(found.output.split())
+    assert f"{measured:.0%} of the calls lie where it was measured" in " ".join(result.output.split())
     assert policy_of(policy, workload, grid, group).name == policy
     with (tmp_path / f"{policy}.minilm.csv").open() as file:
         trials = list(csv.DictReader(file))
@@ -63,8 +63,8 @@ def test_the_command_stores_a_plan_that_an_evaluation_of_the_pipeline_can_run(
     ],
 )
 def test_options_that_do_not_belong_together_are_refused(trace: Path, options: list[str], says: str) -> None:
-    found = CliRunner().invoke(tune, ["--policy", "tuned-hpa", "--trace", str(trace), *options])
-    assert found.exit_code == 2 and says in " ".join(found.output.split())
+    result = CliRunner().invoke(tune, ["--policy", "tuned-hpa", "--trace", str(trace), *options])
+    assert result.exit_code == 2 and says in " ".join(result.output.split())
 
 
 def test_where_an_hour_goes_by_in_minutes_the_hpa_scales_down_within_windows() -> None:

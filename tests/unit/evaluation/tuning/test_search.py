@@ -95,17 +95,17 @@ def test_the_best_of_all_trials_is_returned_and_each_is_recorded(
     load: WindowLoad, around: Deployments, tmp_path: Path
 ) -> None:
     settings = SearchSettings(trials=30, least_trials=30)
-    found = search(around.spans, judged(load, around), load.physics.workload.slo_s, settings, around.words)
-    met = [trial for trial in found.trials if trial.meets]
-    assert len(found.trials) == 30 and met and found.best.cost == min(trial.cost for trial in met)
-    assert judged(load, around)(found.parameters) == (found.best.cost, found.best.tail_s)
-    assert lower_bound(load, "provisioned").cost <= found.best.cost
-    write_trials(found.trials, tmp_path / "serverlessmoe.w.csv")
+    outcome = search(around.spans, judged(load, around), load.physics.workload.slo_s, settings, around.words)
+    met = [trial for trial in outcome.trials if trial.meets]
+    assert len(outcome.trials) == 30 and met and outcome.best.cost == min(trial.cost for trial in met)
+    assert judged(load, around)(outcome.parameters) == (outcome.best.cost, outcome.best.tail_s)
+    assert lower_bound(load, "provisioned").cost <= outcome.best.cost
+    write_trials(outcome.trials, tmp_path / "serverlessmoe.w.csv")
     with (tmp_path / "serverlessmoe.w.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [float(row["cost"]) for row in rows] == [trial.cost for trial in found.trials]
+    assert [float(row["cost"]) for row in rows] == [trial.cost for trial in outcome.trials]
     curve = best_so_far(tmp_path / "serverlessmoe.w.csv")
-    assert curve[-1] == found.best.cost and [c for c in curve if c] == sorted((c for c in curve if c), reverse=True)
+    assert curve[-1] == outcome.best.cost and [c for c in curve if c] == sorted((c for c in curve if c), reverse=True)
     picture(tmp_path / "curves.png", {"serverlessmoe.w": curve})
     assert (tmp_path / "curves.png").stat().st_size > 5000
 
@@ -124,8 +124,8 @@ def test_it_finds_the_cheapest_of_few_deployments() -> None:
     every = [simulate_numbers(load, (np.array([n, n]), np.array([n, n])), "provisioned", 0) for n in range(len(FOUR))]
     best = min(cost for cost, p95_s in every if p95_s <= 0.03)
     around = Deployments((load,), groups=1)
-    found = search(around.spans, judged(load, around), 0.03, SearchSettings(trials=120))
-    assert found.best.cost <= best * (1 + 1e-9) and found.converged
+    outcome = search(around.spans, judged(load, around), 0.03, SearchSettings(trials=120))
+    assert outcome.best.cost <= best * (1 + 1e-9) and outcome.converged
 
 
 def test_a_search_ends_at_the_bottom_of_a_bowl_with_every_step_away_tried() -> None:
@@ -135,9 +135,9 @@ def test_a_search_ends_at_the_bottom_of_a_bowl_with_every_step_away_tried() -> N
     def outcome(parameters: Parameters) -> tuple[float, float]:
         return 1.0 + sum((parameters[name] - centre[name]) ** 2 for name in spans), 0.5
 
-    found = search(spans, outcome, 1.0, SearchSettings(trials=200, least_trials=10))
-    assert found.converged and found.parameters == centre and len(found.trials) < 200
-    keys = [trial.words for trial in found.trials]
+    searched = search(spans, outcome, 1.0, SearchSettings(trials=200, least_trials=10))
+    assert searched.converged and searched.parameters == centre and len(searched.trials) < 200
+    keys = [trial.words for trial in searched.trials]
     assert len(set(keys)) == len(keys)
     short = search(spans, outcome, 1.0, SearchSettings(trials=6))
     assert not short.converged and len(short.trials) == 6
@@ -155,10 +155,10 @@ def test_where_nothing_meets_the_slo_the_least_objective_is_returned_and_says_so
         anchor = parameters["anchor"]
         return (np.inf, np.inf) if anchor == 3 else (1.0 + anchor, 1.2 - 0.1 * anchor)
 
-    found = search({"anchor": (0, 3)}, outcome, 0.5, SearchSettings(penalty=10.0))
-    assert not found.best.meets
-    assert [trial.objective for trial in found.trials] == pytest.approx([15.0, 26.0, 33.0, 1e30])
-    assert found.parameters == {"anchor": 0}
+    searched = search({"anchor": (0, 3)}, outcome, 0.5, SearchSettings(penalty=10.0))
+    assert not searched.best.meets
+    assert [trial.objective for trial in searched.trials] == pytest.approx([15.0, 26.0, 33.0, 1e30])
+    assert searched.parameters == {"anchor": 0}
 
 
 def test_the_tail_is_what_all_but_a_twentieth_of_the_windows_keep() -> None:
@@ -192,11 +192,11 @@ def test_plans_are_built_for_every_seed_from_one_search_and_not_searched_again(t
         ("bert-4",), ("bursty",), (0,), ("serverlessmoe",), (0, 1),
         window_s=10.0, seconds=60.0, mean_rps=8.0, warm_up_windows=2, data=tmp_path,
     )  # fmt: skip
-    found = make_plans(grid, tmp_path / "plans", SearchSettings(trials=4))
-    assert list(found) == ["serverlessmoe.bert-4.bursty"]
+    planned = make_plans(grid, tmp_path / "plans", SearchSettings(trials=4))
+    assert list(planned) == ["serverlessmoe.bert-4.bursty"]
     plans = [load_plan(tmp_path / "plans" / f"serverlessmoe.bert-4.bursty.{seed}.json") for seed in (0, 1)]
     assert plans[0].configurations != plans[1].configurations
-    assert all(plan.made_by["words"] == found["serverlessmoe.bert-4.bursty"].best.words for plan in plans)
+    assert all(plan.made_by["words"] == planned["serverlessmoe.bert-4.bursty"].best.words for plan in plans)
     assert all("validation" not in str(plan.made_by) or plan.made_by["profile"] for plan in plans)
     assert make_plans(grid, tmp_path / "plans", SearchSettings(trials=4)) == {}
 
@@ -206,8 +206,8 @@ def test_the_command_stores_a_plan_that_the_policy_can_run(tmp_path: Path, polic
     arrivals = tmp_path / "trace.csv"
     arrivals.write_text("arrival_s\n" + "".join(f"{i * 0.5}\n" for i in range(120)))
     options = ["--policy", policy, "--workload", "bert-4", "--trace", str(arrivals), "--out", str(tmp_path / "plans")]
-    found = CliRunner().invoke(tune, [*options, "--trials", "4", "--groups", "2", "--profile-s", "60"])
-    assert found.exit_code == 0, found.output
+    result = CliRunner().invoke(tune, [*options, "--trials", "4", "--groups", "2", "--profile-s", "60"])
+    assert result.exit_code == 0, result.output
     plan = load_plan(tmp_path / "plans" / f"{policy}.bert-4.json", paper_workload("bert-4").topology)
     assert len(plan.configurations) == 48 and plan.made_by["policy"] == policy
     assert len((tmp_path / "plans" / f"{policy}.bert-4.csv").read_text().splitlines()) == 5
@@ -226,8 +226,8 @@ def test_a_profile_without_a_request_where_deployments_are_judged_is_refused(tmp
         "--out",
         str(tmp_path / "out"),
     ]
-    found = CliRunner().invoke(tune, options)
-    assert found.exit_code == 2 and "no request between 30 and 120 s" in " ".join(found.output.split())
+    result = CliRunner().invoke(tune, options)
+    assert result.exit_code == 2 and "no request between 30 and 120 s" in " ".join(result.output.split())
     assert not (tmp_path / "out").exists()
 
 

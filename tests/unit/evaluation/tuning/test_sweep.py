@@ -85,8 +85,8 @@ def test_a_sweep_records_every_trial_and_leaves_files_for_each_workload_and_for_
     grid: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweeping, "CANDIDATES", {"kpa": CANDIDATES["kpa"][:2]})
-    found = sweep(replace(grid, workloads=("bert-4", "bert-6")), tmp_path)
-    assert [(one.policy, one.workload) for one in found] == [("kpa", "bert-4"), ("kpa", "bert-6"), ("kpa", ALL)]
+    trials = sweep(replace(grid, workloads=("bert-4", "bert-6")), tmp_path)
+    assert [(one.policy, one.workload) for one in trials] == [("kpa", "bert-4"), ("kpa", "bert-6"), ("kpa", ALL)]
     with (tmp_path / "sweep.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["workload"] for row in rows] == ["bert-4"] * 2 + ["bert-6"] * 2 + [ALL] * 2
@@ -94,7 +94,7 @@ def test_a_sweep_records_every_trial_and_leaves_files_for_each_workload_and_for_
     for setting in range(2):
         costs = [float(rows[place + setting]["provisioned_experts"]) for place in (0, 2, 4)]
         assert costs[0] + costs[1] == pytest.approx(costs[2], rel=1e-4)
-    for one in found:
+    for one in trials:
         name = "kpa.toml" if one.workload == ALL else f"kpa.{one.workload}.toml"
         assert tomllib.loads((tmp_path / name).read_text()) == one.setting
 
@@ -129,5 +129,5 @@ def test_the_file_made_most_closely_for_a_group_is_taken(
 ) -> None:
     for name in names:
         (tmp_path / name).touch()
-    found = replace(grid, settings=tmp_path).settings_of("kpa", CELL)
-    assert (found.name if found else None) == expected
+    settings = replace(grid, settings=tmp_path).settings_of("kpa", CELL)
+    assert (settings.name if settings else None) == expected

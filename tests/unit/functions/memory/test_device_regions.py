@@ -54,9 +54,9 @@ def fail_at(call: str, error: Exception) -> Callable[[str], None]:
 async def test_a_region_is_copied_once_for_all_who_ask_at_once_and_later(tmp_path: Path) -> None:
     memory = FakeMemory(tmp_path / "gpu")
     devices = DeviceRegions(filled(tmp_path, "p/one"), memory)
-    found = await asyncio.gather(*(devices.lend("p/one", A) for _ in range(5)))
-    found.append(await devices.lend("p/one", A))
-    assert len(set(map(id, found))) == 1
+    answers = await asyncio.gather(*(devices.lend("p/one", A) for _ in range(5)))
+    answers.append(await devices.lend("p/one", A))
+    assert len(set(map(id, answers))) == 1
     assert memory.counts == {"allocate": 1, "write": 1, "handle": 1}
     assert next(iter(memory.files.values())).read_bytes() == CONTENT
     assert devices.held() == [{"name": "p/one", "gpu": A, "bytes": 100, "leases": 6}]
@@ -163,8 +163,8 @@ async def test_what_is_lent_is_never_dropped_for_another(tmp_path: Path) -> None
 
 async def test_two_that_fit_one_at_a_time_do_not_refuse_each_other(tmp_path: Path) -> None:
     devices = DeviceRegions(filled(tmp_path, "p/1", "p/2"), FakeMemory(tmp_path / "gpu"), limit_bytes=150)
-    found = await asyncio.gather(devices.lend("p/1", A), devices.lend("p/2", A), return_exceptions=True)
-    assert [type(one) for one in found] == [Copy, device_regions.DeviceFullError]
+    answers = await asyncio.gather(devices.lend("p/1", A), devices.lend("p/2", A), return_exceptions=True)
+    assert [type(one) for one in answers] == [Copy, device_regions.DeviceFullError]
 
 
 async def test_a_gpu_that_is_full_gives_up_what_nobody_has(tmp_path: Path) -> None:
@@ -190,8 +190,8 @@ async def test_what_is_not_held_or_has_no_allowed_name_is_not_lent(tmp_path: Pat
 async def test_a_copy_that_fails_is_reported_to_all_and_leaves_nothing(tmp_path: Path, call: str) -> None:
     memory = FakeMemory(tmp_path / "gpu", plan=fail_at(call, LendError("cudaMemcpy: unknown error")))
     devices = DeviceRegions(filled(tmp_path, "p/one"), memory)
-    found = await asyncio.gather(*(devices.lend("p/one", A) for _ in range(3)), return_exceptions=True)
-    assert [str(one) for one in found] == ["cudaMemcpy: unknown error"] * 3
+    answers = await asyncio.gather(*(devices.lend("p/one", A) for _ in range(3)), return_exceptions=True)
+    assert [str(one) for one in answers] == ["cudaMemcpy: unknown error"] * 3
     assert (memory.files, devices.held()) == ({}, [])
     memory.plan = lambda call: None
     await devices.lend("p/one", A)

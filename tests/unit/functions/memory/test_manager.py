@@ -62,8 +62,8 @@ async def test_weights_come_from_disk_once_and_then_from_memory_to_memory(tmp_pa
 
 async def test_a_region_wanted_twice_at_once_is_read_once(tmp_path: Path) -> None:
     async with node(tmp_path, "a") as one:
-        found = await asyncio.gather(*(one.manager.hold(REGION, None) for _ in range(5)))
-        assert {result["copied"] for result in found} == {len(CONTENT)}
+        answers = await asyncio.gather(*(one.manager.hold(REGION, None) for _ in range(5)))
+        assert {result["copied"] for result in answers} == {len(CONTENT)}
         assert one.manager.held()["disk_reads"] == {REGION.name: 1}
 
 
@@ -93,8 +93,8 @@ async def test_a_copy_that_stops_half_way_goes_on_from_elsewhere(tmp_path: Path)
         with pytest.raises(SourceError, match="answered 500"):
             await target.manager.hold(REGION, broken.address)
         assert target.manager.regions.unfinished() == {REGION.name: 2 * PIECE}
-        found = await target.manager.hold(REGION, None)
-        assert (found["resumed_at"], found["copied"]) == (2 * PIECE, len(CONTENT) - 2 * PIECE)
+        held = await target.manager.hold(REGION, None)
+        assert (held["resumed_at"], held["copied"]) == (2 * PIECE, len(CONTENT) - 2 * PIECE)
         assert target.manager.regions.path(REGION.name).read_bytes() == CONTENT
 
 
@@ -134,8 +134,8 @@ async def test_a_region_all_of_whose_bytes_are_there_is_proved_without_copying(t
         filling = second.manager.regions.fill(REGION, from_peer=True)  # broken off before its end was noted
         filling.append(CONTENT)
         filling.close()
-        found = await second.manager.hold(REGION, first.address)
-        assert (found["resumed_at"], found["copied"]) == (len(CONTENT), 0)
+        held = await second.manager.hold(REGION, first.address)
+        assert (held["resumed_at"], held["copied"]) == (len(CONTENT), 0)
         assert second.manager.held()["held"] == {REGION.name: len(CONTENT)}
 
 

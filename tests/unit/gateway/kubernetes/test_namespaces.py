@@ -270,8 +270,8 @@ async def use_every_door(gateway: Gateway) -> None:
     notes = (await gateway.system("GET", "/system/info")).json()["notes"]
     assert [note for note in notes if note.startswith("Asynchronous calls wait in the memory of the gateway")]
     assert (await gateway.system("GET", "/system/namespaces")).json() == [DEFAULT_NAMESPACE, TEAM]
-    found = (await gateway.system("GET", f"/system/namespace/{TEAM}")).json()
-    assert found == {"name": TEAM, "annotations": {"openfaas": "1"}, "labels": {}}
+    body = (await gateway.system("GET", f"/system/namespace/{TEAM}")).json()
+    assert body == {"name": TEAM, "annotations": {"openfaas": "1"}, "labels": {}}
     secret = {"name": "key", "namespace": TEAM, "value": "1"}
     assert (await gateway.system("POST", "/system/secrets", secret)).status == 202
     assert (await gateway.system("GET", f"/system/secrets?namespace={TEAM}")).json() == [

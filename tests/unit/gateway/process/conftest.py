@@ -52,10 +52,10 @@ async def backend(running: Starter) -> AsyncIterator[ProcessBackend]:
 @pytest.fixture
 def enforced(tmp_path: Path) -> None:
     """Skips where this machine lets us write no cgroups."""
-    found = detect(Path("/sys/fs/cgroup"), Path("/proc"), 999_999, 0.01)
-    notes = found.notes
-    found.close()
-    if type(found) is Cgroups or notes:
+    cgroups = detect(Path("/sys/fs/cgroup"), Path("/proc"), 999_999, 0.01)
+    notes = cgroups.notes
+    cgroups.close()
+    if type(cgroups) is Cgroups or notes:
         pytest.skip(f"limits cannot be enforced here: {' '.join(notes)}")
 
 
@@ -133,9 +133,9 @@ async def ask(
 async def ask_json(address: str, path: str = "/") -> dict[str, Any]:
     status, _, body = await ask(address, path)
     assert status == 200
-    found = json.loads(body)
-    assert isinstance(found, dict)
-    return found
+    document = json.loads(body)
+    assert isinstance(document, dict)
+    return document
 
 
 async def log_texts(backend: ProcessBackend, name: str) -> list[str]:

@@ -109,5 +109,5 @@ async def _serve(
 
 
 def _limit(environ: Mapping[str, str]) -> int:
-    found = json.loads(Path(environ["smoe_live_settings"]).read_text())
-    return int(found["max_inflight"])
+    document = json.loads(Path(environ["smoe_live_settings"]).read_text())
+    return int(document["max_inflight"])

@@ -50,12 +50,12 @@ def written(path: Path) -> str:
 
 
 def test_version_2_is_detected_and_notes_what_is_not_delegated(root: Path, proc: Path) -> None:
-    found = detect(root, proc, 1, 0.01)
-    assert isinstance(found, CgroupsV2)
-    own = found.folders[0]
+    cgroups = detect(root, proc, 1, 0.01)
+    assert isinstance(cgroups, CgroupsV2)
+    own = cgroups.folders[0]
     assert own.parent == root
     assert own.name.startswith(f"smoe-{os.getpid()}-")
-    assert "not delegated" in found.notes[0]  # plain files do not hand controllers down to the new folder
+    assert "not delegated" in cgroups.notes[0]  # plain files do not hand controllers down to the new folder
 
 
 def test_version_2_below_our_own_cgroup(root: Path, proc: Path) -> None:
@@ -64,25 +64,25 @@ def test_version_2_below_our_own_cgroup(root: Path, proc: Path) -> None:
     own.mkdir(parents=True)
     (own / "cgroup.controllers").write_text("memory\n")
     (own / "cgroup.subtree_control").write_text("memory\n")
-    found = detect(root, proc, 1, 0.01)
-    assert found.folders[0].parent == own
-    assert "cpu" in found.notes[0]
+    cgroups = detect(root, proc, 1, 0.01)
+    assert cgroups.folders[0].parent == own
+    assert "cpu" in cgroups.notes[0]
 
 
 def test_nothing_mounted_is_noted(tmp_path: Path, proc: Path) -> None:
-    found = detect(tmp_path / "none", proc, 1, 0.01)
-    assert type(found) is Cgroups
-    assert "not enforced" in found.notes[0]
+    cgroups = detect(tmp_path / "none", proc, 1, 0.01)
+    assert type(cgroups) is Cgroups
+    assert "not enforced" in cgroups.notes[0]
 
 
 def test_version_1_uses_what_is_there_and_names_what_is_missing(tmp_path: Path, proc: Path) -> None:
     root = tmp_path / "cgroup"
     (root / "memory").mkdir(parents=True)
-    found = detect(root, proc, 1, 0.01)
-    assert isinstance(found, CgroupsV1)
-    assert "cpu" in found.notes[0]
-    assert "memory (" not in found.notes[0]
-    found.close()
+    cgroups = detect(root, proc, 1, 0.01)
+    assert isinstance(cgroups, CgroupsV1)
+    assert "cpu" in cgroups.notes[0]
+    assert "memory (" not in cgroups.notes[0]
+    cgroups.close()
     assert list((root / "memory").iterdir()) == []
 
 
@@ -130,8 +130,8 @@ def test_version_2_measures(tmp_path: Path) -> None:
     (slot / "cpu.stat").write_text("usage_usec 1500000\nuser_usec 1\n")
     (slot / "memory.stat").write_text("anon 1\ninactive_file 2000\n")
     (slot / "memory.events").write_text("low 0\noom 2\noom_kill 1\n")
-    found = cgroups.measure("s")
-    assert (found.cpu_seconds_total, found.memory_bytes) == (1.5, 3000)
+    measured = cgroups.measure("s")
+    assert (measured.cpu_seconds_total, measured.memory_bytes) == (1.5, 3000)
     assert cgroups.oom_kills("s") == 1
     assert cgroups.measure("gone").memory_bytes is None
 

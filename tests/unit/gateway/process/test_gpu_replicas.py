@@ -244,9 +244,9 @@ def test_gpus_are_found_by_nvml_without_those_that_cannot_be_shared() -> None:
     nvml = FakeNvml(
         {"uuid": "GPU-1"}, {"uuid": b"GPU-2", "mig": 0}, {"uuid": "GPU-3", "mig": 1}, {"uuid": "GPU-4", "mode": 2}
     )
-    found = find_gpus(nvml, {})
-    assert found.gpus == (Gpu("GPU-1", "made up", 24576), Gpu("GPU-2", "made up", 24576))
-    assert [note.partition(" is not used: ")[2] for note in found.notes] == [
+    gpus = find_gpus(nvml, {})
+    assert gpus.gpus == (Gpu("GPU-1", "made up", 24576), Gpu("GPU-2", "made up", 24576))
+    assert [note.partition(" is not used: ")[2] for note in gpus.notes] == [
         "MIG is on, which knows no tenths.",
         "its compute mode is prohibited.",
     ]

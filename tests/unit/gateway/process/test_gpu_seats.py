@@ -183,8 +183,8 @@ def test_no_order_of_events_takes_more_than_ten_tenths_of_a_gpu_or_loses_some(hi
 
 
 def test_a_replica_is_bound_to_its_percentage_and_its_part_of_the_memory() -> None:
-    found = binding(Gpu("GPU-1", "made up", 143_771), 3)
-    assert found == {
+    environment = binding(Gpu("GPU-1", "made up", 143_771), 3)
+    assert environment == {
         "smoe_device": "cuda",
         "CUDA_VISIBLE_DEVICES": "GPU-1",
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "30",

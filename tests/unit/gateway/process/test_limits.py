@@ -137,15 +137,15 @@ async def test_usage_is_measured_with_and_without_cgroups(running: Starter, use_
         await ask_json(replica.address, "/eat")
 
         async def eaten() -> bool:
-            found = await usage_of(backend)
-            return (found.memory_bytes or 0) > 50 * MIB and found.cpu_millicores is not None
+            usage = await usage_of(backend)
+            return (usage.memory_bytes or 0) > 50 * MIB and usage.cpu_millicores is not None
 
         await eventually_async(eaten)
-        found = await usage_of(backend)
-        assert found.memory_bytes is not None
-        assert found.memory_bytes < 120 * MIB
-        assert found.cpu_seconds_total is not None
-        assert 0 < found.cpu_seconds_total < 30
+        usage = await usage_of(backend)
+        assert usage.memory_bytes is not None
+        assert usage.memory_bytes < 120 * MIB
+        assert usage.cpu_seconds_total is not None
+        assert 0 < usage.cpu_seconds_total < 30
 
 
 async def test_limits_that_cannot_be_enforced_are_noted(running: Starter, tmp_path: Path) -> None:

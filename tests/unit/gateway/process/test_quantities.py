@@ -70,13 +70,13 @@ def test_nonsense_is_refused(text: str) -> None:
 
 
 def test_limits_are_read_and_memory_is_rounded_up_to_bytes() -> None:
-    found = limits_of(FunctionSpec("f", "i", limits={"memory": "1.5", "cpu": "250m"}), gpus=0)
-    assert found == Limits(memory_bytes=2, cpu_cores=0.25)
+    limits = limits_of(FunctionSpec("f", "i", limits={"memory": "1.5", "cpu": "250m"}), gpus=0)
+    assert limits == Limits(memory_bytes=2, cpu_cores=0.25)
 
 
 def test_a_limit_above_the_machine_is_allowed() -> None:
-    found = limits_of(FunctionSpec("f", "i", limits={"memory": "100Ti", "cpu": "4096"}), gpus=0)
-    assert found.cpu_cores == 4096
+    limits = limits_of(FunctionSpec("f", "i", limits={"memory": "100Ti", "cpu": "4096"}), gpus=0)
+    assert limits.cpu_cores == 4096
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ def test_both_forms_are_equal_with_the_same_weights(experts: tuple[int, ...]) ->
     segments = torch.randn(2, len(experts) + 1, WIDTH)
     own = torch.randn(2, len(experts), max(experts), WIDTH)
     of_segments, of_experts = fast(segments, own, space.mask)
-    found = general(torch.cat((segments, own[:, space.mask]), 1), space.edges)
-    assert torch.allclose(found[:, : len(experts) + 1], of_segments, atol=1e-6)
-    assert torch.allclose(found[:, len(experts) + 1 :], of_experts[:, space.mask], atol=1e-6)
+    embedded = general(torch.cat((segments, own[:, space.mask]), 1), space.edges)
+    assert torch.allclose(embedded[:, : len(experts) + 1], of_segments, atol=1e-6)
+    assert torch.allclose(embedded[:, len(experts) + 1 :], of_experts[:, space.mask], atol=1e-6)
 
 
 def test_both_forms_have_the_same_gradients() -> None:

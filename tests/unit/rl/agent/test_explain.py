@@ -48,12 +48,12 @@ def stored(tmp_path: Path, network: SisoActor) -> Path:
 
 def test_reasons_are_those_of_the_decision(network: SisoActor) -> None:
     one = episode(seconds=60.0)
-    found = explain(network, one.encoder, one.state(), top=4)
+    reasons = explain(network, one.encoder, one.state(), top=4)
     chosen = network.decide(Batch.of(one.encoder.space, [one.state()]))[0].numpy()
     desired = one.encoder.configuration_index.configurations(chosen)
-    assert {row.function: row.chosen.configuration for row in found} == desired
+    assert {row.function: row.chosen.configuration for row in reasons} == desired
     weights: dict[int, float] = defaultdict(float)
-    for row in found:
+    for row in reasons:
         weights[row.layer] += row.pointer
         assert row.best[0].configuration == row.chosen.configuration
         assert row.best[0].score == pytest.approx(row.chosen.score, abs=1e-5)

@@ -122,8 +122,8 @@ def test_importing_the_room_and_its_policy_side_imports_no_gymnasium() -> None:
         "import sys, rl, rl.features, rl.reward, rl.episodes, rl.agent.policy, rl.experience\n"
         "print([name for name in ('gymnasium', 'stable_baselines3') if name in sys.modules])"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
-    assert found.stdout.strip() == "[]"
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    assert completed.stdout.strip() == "[]"
 
 
 @pytest.mark.slow
@@ -136,5 +136,5 @@ def test_the_published_actor_is_loaded_where_nothing_of_training_is_installed() 
         "from evaluation.comparison.learnt_files import published_actor\n"
         "print(type(load(published_actor('any', 'provisioned'))).__name__)"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    assert (found.returncode, found.stdout.strip()) == (0, "Actor"), found.stderr
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert (completed.returncode, completed.stdout.strip()) == (0, "Actor"), completed.stderr

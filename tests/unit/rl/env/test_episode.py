@@ -91,9 +91,9 @@ def test_layer_by_layer_comes_to_the_same_as_the_whole_window() -> None:
         layered.begin()
         for layer in range(actions.shape[0]):
             layered.decide_layer(layer, actions[layer])
-        found = layered.end()
-        np.testing.assert_array_equal(found.reward, expected.reward)
-        np.testing.assert_array_equal(found.window.latency_s, expected.window.latency_s)
+        ended = layered.end()
+        np.testing.assert_array_equal(ended.reward, expected.reward)
+        np.testing.assert_array_equal(ended.window.latency_s, expected.window.latency_s)
         np.testing.assert_array_equal(layered.state().experts, whole.state().experts)
 
 

@@ -246,13 +246,13 @@ def test_the_table_of_eq_2_is_the_space_s_own_mask(
 ) -> None:
     configuration_index = ConfigurationIndex(topology(), SPACE, PRICES)
     runtime = [int(mb * 2**20) for mb in weights_mb]
-    found = configuration_index.least_memory(
+    least = configuration_index.least_memory(
         np.array(runtime, dtype=np.float64),
         np.full(len(runtime), float(bytes_per_token)),
         np.full(len(runtime), peak),
         alpha,
     )
-    for row, runtime_bytes in zip(found, runtime, strict=True):
+    for row, runtime_bytes in zip(least, runtime, strict=True):
         mask = SPACE.mask(MemoryNeed(runtime_bytes, bytes_per_token, peak, alpha))
         expected = [
             len(SPACE.memory_sizes_mb) if mb is None else SPACE.memory_sizes_mb.index(mb) for mb in mask.values()
@@ -331,10 +331,10 @@ def test_edges_number_segments_first_then_experts() -> None:
 
 
 def test_call_times_are_the_latency_model_s_and_fall_with_cores_where_nothing_is_known() -> None:
-    found = calls_of(workload())
+    seconds = calls_of(workload())
     node = workload().experts[0]
     alone = workload().latency.seconds(workload().costs[node.id], workload().typical_tokens(node), 3.0, 0.0)
-    assert found.seconds[2] == pytest.approx(float(alone)) and found.tokens == pytest.approx(
+    assert seconds.seconds[2] == pytest.approx(float(alone)) and seconds.tokens == pytest.approx(
         workload().typical_tokens(node)
     )
     assumed = calls_of_cores(SPACE, 0.1, 10).seconds
@@ -360,5 +360,5 @@ def test_scales_cut_off_and_keep_order() -> None:
     scales = Scales(
         (Feature("a", "", "", 1, 100, True), Feature("b", "", "", 0, 2, flag="c"), Feature("c", "", "", 0, 1))
     )
-    found = scales.encode(np.array([[0.0, 5.0, 9.0], [10.0, 1.0, 9.0], [1e9, np.nan, 9.0]]))
-    np.testing.assert_allclose(found, [[-1, 2, 0], [0, 1, 0], [1, 0, 1]])
+    encoded = scales.encode(np.array([[0.0, 5.0, 9.0], [10.0, 1.0, 9.0], [1e9, np.nan, 9.0]]))
+    np.testing.assert_allclose(encoded, [[-1, 2, 0], [0, 1, 0], [1, 0, 1]])

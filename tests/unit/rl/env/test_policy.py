@@ -86,9 +86,9 @@ def test_a_stored_tick_gives_the_environment_s_encoder_every_number_that_the_pol
 def test_experiences_are_the_windows_between_stored_ticks(tmp_path: Path) -> None:
     scripted = Scripted()
     steps = episode_of(LearntPolicy(scripted, made_encoder()), tmp_path)
-    found = list(experiences(tmp_path, made_encoder()))
-    assert len(found) == 4
-    for one, before, step in zip(found, steps, steps[1:], strict=False):
+    windows = list(experiences(tmp_path, made_encoder()))
+    assert len(windows) == 4
+    for one, before, step in zip(windows, steps, steps[1:], strict=False):
         check_experience(one, before, step)
 
 
@@ -142,9 +142,9 @@ def observed(**more: Any) -> Observation:
     ],
 )
 def test_without_data_all_experts_are_held_and_the_memory_is_kept(more: dict[str, Any], sentence: str) -> None:
-    found = LearntPolicy(Scripted(), made_encoder()).propose(observed(**more), 0.0, "memory")
-    assert not found.desired and found.memory == "memory"
-    assert len(found.reasons) == 48 and set(found.reasons.values()) == {sentence}
+    proposal = LearntPolicy(Scripted(), made_encoder()).propose(observed(**more), 0.0, "memory")
+    assert not proposal.desired and proposal.memory == "memory"
+    assert len(proposal.reasons) == 48 and set(proposal.reasons.values()) == {sentence}
 
 
 @pytest.mark.parametrize(
@@ -154,9 +154,9 @@ def test_without_data_all_experts_are_held_and_the_memory_is_kept(more: dict[str
 def test_an_expert_without_data_is_held_alone(field: str, what: str) -> None:
     seen = observed()
     nodes = tuple(node._replace(**{field: None}) if node.node == "expert-3-1" else node for node in seen.nodes)
-    found = LearntPolicy(Scripted(), made_encoder()).propose(replace(seen, nodes=nodes), 0.0, None)
-    assert found.reasons["bert-4-expert-3-1"] == f"no data: the {what} of bert-4-expert-3-1 is not known"
-    assert len(found.desired) == 47 and "bert-4-expert-3-1" not in found.desired
+    proposal = LearntPolicy(Scripted(), made_encoder()).propose(replace(seen, nodes=nodes), 0.0, None)
+    assert proposal.reasons["bert-4-expert-3-1"] == f"no data: the {what} of bert-4-expert-3-1 is not known"
+    assert len(proposal.desired) == 47 and "bert-4-expert-3-1" not in proposal.desired
 
 
 @pytest.mark.parametrize(
@@ -178,8 +178,8 @@ def test_an_order_for_fewer_calls_at_once_is_left_out_where_fewer_still_come(
     nodes = {node.node: node for node in seen.nodes}
     nodes["expert-3-1"] = one = nodes["expert-3-1"]._replace(configuration=now, concurrency_utilisation=slots)
     desired = {one.function: replace(now, **changed)}
-    found = settled(replace(seen, nodes=tuple(nodes.values())), desired)
-    assert found == ({one.function: now} if kept else desired)
+    converged = settled(replace(seen, nodes=tuple(nodes.values())), desired)
+    assert converged == ({one.function: now} if kept else desired)
 
 
 @pytest.fixture
@@ -250,7 +250,7 @@ def test_states_of_the_policy_have_the_features_that_networks_are_made_for() -> 
 
 def test_segments_are_hpa_s_where_the_controller_scales_them(exported: Path, tmp_path: Path) -> None:
     policy = make_policy(making(tmp_path, f'actor = "{exported}"\n', scale_segments=True))
-    found = policy.propose(observed(), 0.0, None)
+    proposal = policy.propose(observed(), 0.0, None)
     kinds = {node.function: node.kind for node in workload().topology.nodes}
-    assert {kinds[function] for function in found.desired} == {"segment", "expert"}
-    assert all("pointer" in reason for function, reason in found.reasons.items() if kinds[function] == "expert")
+    assert {kinds[function] for function in proposal.desired} == {"segment", "expert"}
+    assert all("pointer" in reason for function, reason in proposal.reasons.items() if kinds[function] == "expert")

@@ -32,15 +32,15 @@ def test_outputs_are_cut_into_equal_parts(outputs: list[float], expected: Config
 def test_memory_is_raised_to_the_least_of_eq_2() -> None:
     """100 MiB and 2 · 1 MiB · 400 tokens / 4 replicas at α = 0.9: 333.3 MiB, so 384 of the lattice."""
     need = MemoryNeed(100 * MIB, MIB, 400.0, 0.9)
-    found = configuration(np.array([0, 0, 0, 0.4, 0], np.float32), PAPER, need)
-    assert (found.replicas, found.memory_mb) == (4, 384)
+    configured = configuration(np.array([0, 0, 0, 0.4, 0], np.float32), PAPER, need)
+    assert (configured.replicas, configured.memory_mb) == (4, 384)
 
 
 def test_where_no_memory_is_enough_there_are_more_replicas() -> None:
     """Alone it needs 22,222 MiB, with three replicas 7,407."""
     need = MemoryNeed(0, MIB, 10_000.0, 0.9)
-    found = configuration(np.zeros(5, np.float32), PAPER, need)
-    assert found.replicas == 3 and need.holds(found)
+    configured = configuration(np.zeros(5, np.float32), PAPER, need)
+    assert configured.replicas == 3 and need.holds(configured)
     hopeless = configuration(np.zeros(5, np.float32), PAPER, MemoryNeed(10**12, 0, 0.0))
     assert (hopeless.memory_mb, hopeless.replicas) == (10240, 8)
 
@@ -48,9 +48,9 @@ def test_where_no_memory_is_enough_there_are_more_replicas() -> None:
 @given(st.lists(unit, min_size=5, max_size=5), st.integers(0, 12_000 * MIB), st.floats(0, 1e5))
 def test_no_outputs_break_eq_2_or_4_where_they_can_be_kept(outputs: list[float], runtime: int, peak: float) -> None:
     need = MemoryNeed(runtime, 3072, peak)
-    found = configuration(np.array(outputs, np.float32), PAPER, need)
-    assert found in PAPER and (found.cpu_cores > 0) != (found.gpu_share > 0)
-    assert need.holds(found) or all(size is None for size in PAPER.mask(need).values())
+    configured = configuration(np.array(outputs, np.float32), PAPER, need)
+    assert configured in PAPER and (configured.cpu_cores > 0) != (configured.gpu_share > 0)
+    assert need.holds(configured) or all(size is None for size in PAPER.mask(need).values())
 
 
 @given(st.integers(0, len(PAPER) - 1))

@@ -39,8 +39,8 @@ def agent(seed: int = 0) -> Agent:
 
 def test_a_state_is_the_numbers_of_its_function_and_of_the_pipeline(pipeline: Pipeline, observe: Observe) -> None:
     """λ is 50 ms over two layers; a core of one size is the middle of all of that axis."""
-    found = pipeline.states(observe())
-    assert found is not None and found.shape == (4, len(FEATURES))
+    states = pipeline.states(observe())
+    assert states is not None and states.shape == (4, len(FEATURES))
     expected = {
         "gpu": 0.25,
         "size": 0.5,
@@ -58,7 +58,7 @@ def test_a_state_is_the_numbers_of_its_function_and_of_the_pipeline(pipeline: Pi
         "pipeline_requests_per_s": math.log(10),
         "pipeline_latency_p95": 2.0,
     }
-    assert dict(zip(FEATURES, found[0].tolist(), strict=True)) == pytest.approx(expected, rel=1e-5)
+    assert dict(zip(FEATURES, states[0].tolist(), strict=True)) == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_decision_by_hand(pipeline: Pipeline, observe: Observe) -> None:
@@ -84,9 +84,9 @@ def test_a_decision_by_hand(pipeline: Pipeline, observe: Observe) -> None:
 
 @pytest.mark.parametrize("missing", ["configuration", "tokens_per_s", "requests_per_s", "peak_tokens"])
 def test_all_are_held_where_a_number_of_one_is_missing(pipeline: Pipeline, observe: Observe, missing: str) -> None:
-    found = FaasconfPolicy(agent(), pipeline).propose(observe(2, **{missing: None}), 0.0, None)
-    assert not found.desired and len(found.reasons) == 4
-    assert all("no data" in reason for reason in found.reasons.values())
+    proposal = FaasconfPolicy(agent(), pipeline).propose(observe(2, **{missing: None}), 0.0, None)
+    assert not proposal.desired and len(proposal.reasons) == 4
+    assert all("no data" in reason for reason in proposal.reasons.values())
 
 
 def test_a_function_without_calls_is_no_missing_number(pipeline: Pipeline, observe: Observe) -> None:

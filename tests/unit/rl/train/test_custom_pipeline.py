@@ -68,11 +68,11 @@ def test_cost_is_counted_in_what_ones_own_load_costs(own: CustomPipeline) -> Non
 
 def test_validation_simulates_a_custom_pipelines_clips(own: CustomPipeline, tmp_path: Path) -> None:
     validator = Validator(settings_of(own), tmp_path, NO_TRACES)
-    found = validator.judge(lambda episodes, states: [state.present for state in states])
-    assert {(clip.workload, clip.pattern) for clip in found.clips} == {
+    judged = validator.judge(lambda episodes, states: [state.present for state in states])
+    assert {(clip.workload, clip.pattern) for clip in judged.clips} == {
         (own.name, pattern) for pattern in ("bursty", "diurnal", "normal", "slow")
     }
-    assert all(clip.cost > 0 for clip in found.clips)
+    assert all(clip.cost > 0 for clip in judged.clips)
 
 
 def test_a_faster_clip_has_the_same_arrivals_in_less_time() -> None:

@@ -77,7 +77,7 @@ def test_resources_are_those_that_none_cheaper_is_as_fast_as() -> None:
 
 def test_a_mixture_takes_whole_layers() -> None:
     base, moved = torch.zeros(4, 2, 3, 4), torch.ones(60, 4, 2, 3, 4)
-    found = mixed(base, moved, 0.3, torch.Generator().manual_seed(1))
-    by_layer = found.mean((-1, -2))
+    mixture = mixed(base, moved, 0.3, torch.Generator().manual_seed(1))
+    by_layer = mixture.mean((-1, -2))
     assert ((by_layer == 0) | (by_layer == 1)).all()
     assert 0.2 < by_layer.mean() < 0.4

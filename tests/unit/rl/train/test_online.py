@@ -36,9 +36,9 @@ from traces.provenance import path_sha256
 def agent() -> PipelineDDPG:
     sizes = {"width": 8, "hidden": 8, "rank": 4}
     networks = NetworkSettings(len(NODE_FEATURES), len(PIPELINE_FEATURES), **sizes)  # type: ignore[arg-type]
-    found = PipelineDDPG(networks, LearnerSettings(batch_windows=2, actor_from=0), seed=0)
-    found.set_logger(Logger(None, []))
-    return found
+    learner = PipelineDDPG(networks, LearnerSettings(batch_windows=2, actor_from=0), seed=0)
+    learner.set_logger(Logger(None, []))
+    return learner
 
 
 def test_it_learns_from_decisions_that_were_taken_and_from_no_others(
@@ -82,18 +82,18 @@ def test_the_command_leaves_the_run_as_it_is_and_writes_an_actor_that_says_what_
     out, before = tmp_path / "new" / "actor.safetensors", path_sha256(trained)
     command = ["fine-tune", "--run", str(trained), "--log", str(logged[0]), "--updates", "2", "--out", str(out)]
     result = CliRunner().invoke(cli, [*command, "--json"], catch_exceptions=False)
-    found = json.loads(result.stdout)
-    assert found["windows"] == WINDOWS - 1 and found["log_sha256"] == path_sha256(logged[0])
+    document = json.loads(result.stdout)
+    assert document["windows"] == WINDOWS - 1 and document["log_sha256"] == path_sha256(logged[0])
     assert path_sha256(trained) == before
     stored = made(out)
     assert stored["settings"] == {"seed": 7} and stored["fine_tuned"]["updates"] == 2
     encoder, start = logged[1], GPU_STARTS[0]
     a_start = start.replicas * encoder.prices.unit_per_s(start)
-    assert found["ran_per_hour"] == pytest.approx(3600 * a_start * int(encoder.configuration_index.mask.sum()))
-    assert found["before_per_hour"] == pytest.approx(_mean_proposal(agent(), *logged))
+    assert document["ran_per_hour"] == pytest.approx(3600 * a_start * int(encoder.configuration_index.mask.sum()))
+    assert document["before_per_hour"] == pytest.approx(_mean_proposal(agent(), *logged))
     tuned = agent()
     tuned.actor.network.load_state_dict(load(out).state_dict())
-    assert found["after_per_hour"] == pytest.approx(_mean_proposal(tuned, *logged))
+    assert document["after_per_hour"] == pytest.approx(_mean_proposal(tuned, *logged))
     reported = CliRunner().invoke(cli, command, catch_exceptions=False).stdout
     assert "learnt from 5 windows of bert-4, 2 updates" in reported and "nothing was tried" in reported
 

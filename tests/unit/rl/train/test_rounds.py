@@ -39,9 +39,9 @@ SETTINGS = TrainingSettings(
 
 def agent() -> PipelineDDPG:
     networks = NetworkSettings(len(NODE_FEATURES), len(PIPELINE_FEATURES), **SMALL)  # type: ignore[arg-type]
-    found = PipelineDDPG(networks, SETTINGS.learner, seed=0)
-    found.set_logger(Logger(None, []))
-    return found
+    learner = PipelineDDPG(networks, SETTINGS.learner, seed=0)
+    learner.set_logger(Logger(None, []))
+    return learner
 
 
 @pytest.fixture(scope="module")

@@ -66,8 +66,8 @@ def test_a_curriculum_begins_with_slow_clips_and_ends_with_all() -> None:
 
 
 def test_settings_are_changed_by_key() -> None:
-    found = changed(TrainingSettings(), ("updates=1", "learner.gamma=0.9", "teacher.keep=0.7"))
-    assert (found.updates, found.learner.gamma, found.teacher.keep) == (1, 0.9, 0.7)
+    settings = changed(TrainingSettings(), ("updates=1", "learner.gamma=0.9", "teacher.keep=0.7"))
+    assert (settings.updates, settings.learner.gamma, settings.teacher.keep) == (1, 0.9, 0.7)
     with pytest.raises(click.BadParameter, match="KEY=JSON"):
         changed(TrainingSettings(), ("colour=1",))
 

@@ -43,17 +43,17 @@ def test_agrees_with_the_event_driven_model_under_random_orders(seed: int) -> No
     generator = np.random.default_rng(seed)
     rate, cv = generator.uniform(5, 60), generator.choice([0.05, 0.3, 1.0])  # without scatter, ties would decide
     model = Arithmetic(power=generator.uniform(0, 1), scatter=Noise.lognormal(cv))
-    found = workload((3, 2), model, memory_mb_per_core=200.0 if seed % 3 == 0 else None)
+    small_workload = workload((3, 2), model, memory_mb_per_core=200.0 if seed % 3 == 0 else None)
     arrivals = np.cumsum(generator.gamma(0.3, 1 / (0.3 * rate), int(rate * SPAN_S)))
-    requests = draw_requests(found, arrivals, seed=seed)
-    functions = [node.function for node in (*found.segments, *found.experts)]
+    requests = draw_requests(small_workload, arrivals, seed=seed)
+    functions = [node.function for node in (*small_workload.segments, *small_workload.experts)]
     orders = random_orders(generator, functions)
     # At last everything is given room, so that whatever waits at a function without replicas is answered.
     orders += [(SPAN_S, function, configuration(4, cpu_cores=6.0)) for function in functions]
-    simulation = Simulation(found, requests, initial(found), seed=seed)
+    simulation = Simulation(small_workload, requests, initial(small_workload), seed=seed)
     windows = [*np.arange(WINDOW_S, SPAN_S + WINDOW_S, WINDOW_S), SPAN_S + 500.0, SPAN_S + 4000.0]
     latency, _ = simulate(simulation, [float(moment) for moment in windows], orders)
-    oracle = PipelineModel(found, requests, initial(found), orders, seed)
+    oracle = PipelineModel(small_workload, requests, initial(small_workload), orders, seed)
     oracle.run(SPAN_S + 4000.0)
     expected = oracle.answered_s - arrivals
     assert np.array_equal(np.isnan(latency), np.isnan(expected))
@@ -62,33 +62,34 @@ def test_agrees_with_the_event_driven_model_under_random_orders(seed: int) -> No
 
 @pytest.mark.parametrize("threads", [2, 3, 5])
 def test_threads_change_nothing(threads: int) -> None:
-    found = workload((3, 2), Arithmetic(power=0.5, scatter=Noise.lognormal(0.5)))
-    requests = draw_requests(found, np.cumsum(np.random.default_rng(5).exponential(0.01, 500)), seed=5)
+    small_workload = workload((3, 2), Arithmetic(power=0.5, scatter=Noise.lognormal(0.5)))
+    requests = draw_requests(small_workload, np.cumsum(np.random.default_rng(5).exponential(0.01, 500)), seed=5)
     moments = [*np.arange(0.25, 8.0, 0.25), 300.0]
-    alone, _ = simulate(Simulation(found, requests, initial(found)), moments)
-    shared, _ = simulate(Simulation(found, requests, initial(found), threads=threads), moments)
+    alone, _ = simulate(Simulation(small_workload, requests, initial(small_workload)), moments)
+    shared, _ = simulate(Simulation(small_workload, requests, initial(small_workload), threads=threads), moments)
     assert alone.tobytes() == shared.tobytes() and not np.isnan(alone).any()
 
 
 def test_the_comparison_notices_a_wrong_rule() -> None:
     """The same pipeline with another concurrency is far from equal, so agreement above means something."""
-    found = workload((3, 2))
+    small_workload = workload((3, 2))
     arrivals = np.cumsum(np.random.default_rng(0).exponential(0.01, 300))
-    requests = draw_requests(found, arrivals, seed=0)
-    latency, _ = simulate(Simulation(found, requests, initial(found)), [1000.0])
-    oracle = PipelineModel(found, requests, initial(found, configuration(concurrency=3)))
+    requests = draw_requests(small_workload, arrivals, seed=0)
+    latency, _ = simulate(Simulation(small_workload, requests, initial(small_workload)), [1000.0])
+    oracle = PipelineModel(small_workload, requests, initial(small_workload, configuration(concurrency=3)))
     oracle.run()
     assert np.abs(latency - (oracle.answered_s - arrivals)).max() > 1e-3
 
 
 @pytest.mark.parametrize("window_s", [0.05, 0.7, 100.0])
 def test_how_time_is_cut_into_windows_changes_nothing(window_s: float) -> None:
-    found = workload((3, 2), Arithmetic(power=0.5, scatter=Noise.lognormal(0.5)))
+    small_workload = workload((3, 2), Arithmetic(power=0.5, scatter=Noise.lognormal(0.5)))
     arrivals = np.cumsum(np.random.default_rng(5).exponential(0.03, 300))
-    requests = draw_requests(found, arrivals, seed=5)
-    whole, _ = simulate(Simulation(found, requests, initial(found)), [200.0])
+    requests = draw_requests(small_workload, arrivals, seed=5)
+    whole, _ = simulate(Simulation(small_workload, requests, initial(small_workload)), [200.0])
     parts, _ = simulate(
-        Simulation(found, requests, initial(found)), list(np.arange(window_s, 200.0 + window_s, window_s))
+        Simulation(small_workload, requests, initial(small_workload)),
+        list(np.arange(window_s, 200.0 + window_s, window_s)),
     )
     assert not np.isnan(whole).any()
     assert np.abs(whole - parts).max() <= 1e-9

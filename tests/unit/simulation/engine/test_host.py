@@ -102,10 +102,10 @@ def test_replicas_share_the_cores_and_who_wants_less_gets_it_all() -> None:
     """Three calls of 1 s of which one is stopped at 0.2 cores: the others have 0.9 of 2 cores each, not 0.67."""
     host = Host(cores=2.0, start_s=1e-9, send_s=1e-9, receive_s=1e-9, answer_s=1e-9)
     model = Limited(base_s=1.0, token_s=1e-9, burst_s=0.0, alone_use=1.0)
-    found = workload((3,), model, hop_s=0.0, request_s=0.0, top_k=3, host=host)
-    requests = draw_requests(found, [0.0], seed=0, tokens=[4])
-    start = {**initial(found), EXPERT: configuration(1, cpu_cores=0.2)}
-    _, windows = simulate(Simulation(found, requests, start), [40.0])
+    small_workload = workload((3,), model, hop_s=0.0, request_s=0.0, top_k=3, host=host)
+    requests = draw_requests(small_workload, [0.0], seed=0, tokens=[4])
+    start = {**initial(small_workload), EXPERT: configuration(1, cpu_cores=0.2)}
+    _, windows = simulate(Simulation(small_workload, requests, start), [40.0])
     meter = windows[0].meter[2:]
     assert meter[:, kernel.BUSY_S] == pytest.approx([5.0, 1 / 0.9, 1 / 0.9], abs=1e-3)
     assert meter[:, kernel.CPU_S] == pytest.approx([1.0] * 3, abs=1e-6)
@@ -113,8 +113,8 @@ def test_replicas_share_the_cores_and_who_wants_less_gets_it_all() -> None:
 
 def test_cold_starts_want_a_core_each() -> None:
     """Three at once, 1.5 CPU seconds each, on two cores, and one that is called off after a second."""
-    found = workload((1,), Limited(), hop_s=0.0, host=replace(NOTHING, cores=2.0))
-    simulation = Simulation(found, draw_requests(found, [90.0], seed=0), initial(found))
+    small_workload = workload((1,), Limited(), hop_s=0.0, host=replace(NOTHING, cores=2.0))
+    simulation = Simulation(small_workload, draw_requests(small_workload, [90.0], seed=0), initial(small_workload))
     simulation.order(EXPERT, configuration(5))
     place = simulation.index[EXPERT]
     assert simulation.advance(1.0).replicas["starting"][place] == 4
@@ -126,13 +126,13 @@ def test_cold_starts_want_a_core_each() -> None:
 @pytest.mark.parametrize("window_s", [0.7, 5.0])
 def test_a_machine_with_room_and_an_ingress_without_work_is_what_the_stages_are(window_s: float) -> None:
     model = Limited(power=0.4, scatter=Noise.lognormal(0.4), burst_s=0.01)
-    found = workload((3, 2), model, hop_s=0.0)
-    requests = draw_requests(found, poisson(25, 400, 3), seed=3)
-    start = initial(found, configuration(2, cpu_cores=0.3))
+    small_workload = workload((3, 2), model, hop_s=0.0)
+    requests = draw_requests(small_workload, poisson(25, 400, 3), seed=3)
+    start = initial(small_workload, configuration(2, cpu_cores=0.3))
     moments = [float(moment) for moment in [*np.arange(window_s, 20, window_s), 500.0]]
     orders = [(moments[0], "m-expert-0-1", configuration(3, cpu_cores=0.6)), (moments[2], EXPERT, configuration(1))]
-    apart, by_stage = simulate(Simulation(found, requests, start), moments, orders)
-    together, at_once = simulate(Simulation(replace(found, host=NOTHING), requests, start), moments, orders)
+    apart, by_stage = simulate(Simulation(small_workload, requests, start), moments, orders)
+    together, at_once = simulate(Simulation(replace(small_workload, host=NOTHING), requests, start), moments, orders)
     assert np.abs(apart - together).max() <= 1e-9
     columns = [kernel.CALLS, kernel.TOKENS, kernel.SERVED_S, kernel.WAITED_S, kernel.BUSY_S, kernel.PEAK, kernel.FLIGHT]
     for one, other in zip(by_stage, at_once, strict=True):
@@ -154,15 +154,17 @@ def test_agrees_with_the_event_driven_model_under_random_orders(seed: int) -> No
             overlap=tuple(generator.uniform(0.8, 1.3, generator.integers(0, 4))),
             idle=tuple(zip((0.01, 0.1, 0.4)[: seed - 1], generator.uniform(0.8, 1.4, seed - 1), strict=True)),
         )
-    found = workload((3, 2), model, hop_s=0.0, host=host)
+    small_workload = workload((3, 2), model, hop_s=0.0, host=host)
     arrivals = np.cumsum(generator.gamma(0.3, 1 / (0.3 * rate), int(rate * SPAN_S)))
-    requests = draw_requests(found, arrivals, seed=seed)
-    functions = [node.function for node in (*found.segments, *found.experts)]
+    requests = draw_requests(small_workload, arrivals, seed=seed)
+    functions = [node.function for node in (*small_workload.segments, *small_workload.experts)]
     orders = limited_orders(generator, functions, gpu=0.0)
     windows = [*np.arange(WINDOW_S, SPAN_S + WINDOW_S, WINDOW_S), SPAN_S + 4000.0]
-    start = initial(found, configuration(cpu_cores=0.5))
-    latency, _ = simulate(Simulation(found, requests, start, seed=seed), [float(moment) for moment in windows], orders)
-    oracle = HostModel(found, requests, start, orders, seed)
+    start = initial(small_workload, configuration(cpu_cores=0.5))
+    latency, _ = simulate(
+        Simulation(small_workload, requests, start, seed=seed), [float(moment) for moment in windows], orders
+    )
+    oracle = HostModel(small_workload, requests, start, orders, seed)
     oracle.run(SPAN_S + 4000.0)
     expected = oracle.answered_s - arrivals
     assert not np.isnan(latency).any()
@@ -170,19 +172,23 @@ def test_agrees_with_the_event_driven_model_under_random_orders(seed: int) -> No
 
 
 def test_how_time_is_cut_into_windows_changes_nothing() -> None:
-    found = workload(
+    small_workload = workload(
         (3, 2), Limited(scatter=Noise.lognormal(0.5)), hop_s=0.0, host=Host(1.5, 0.001, 0.001, 0.001, 0.001)
     )
-    requests = draw_requests(found, poisson(20, 300, 5), seed=5)
-    start = initial(found, configuration(2, cpu_cores=0.4))
-    whole, _ = simulate(Simulation(found, requests, start), [400.0])
-    parts, _ = simulate(Simulation(found, requests, start), [float(moment) for moment in np.arange(0.3, 400.0, 0.3)])
+    requests = draw_requests(small_workload, poisson(20, 300, 5), seed=5)
+    start = initial(small_workload, configuration(2, cpu_cores=0.4))
+    whole, _ = simulate(Simulation(small_workload, requests, start), [400.0])
+    parts, _ = simulate(
+        Simulation(small_workload, requests, start), [float(moment) for moment in np.arange(0.3, 400.0, 0.3)]
+    )
     assert not np.isnan(whole).any() and np.abs(whole - parts).max() <= 1e-9
 
 
 def test_stages_are_ordered_in_turn_on_a_shared_machine_too() -> None:
-    found = workload((1,), Arithmetic(0.001, 0.01), hop_s=0.0, host=NOTHING)
-    simulation = Simulation(found, draw_requests(found, [0.5], seed=0, tokens=[10]), initial(found))
+    small_workload = workload((1,), Arithmetic(0.001, 0.01), hop_s=0.0, host=NOTHING)
+    simulation = Simulation(
+        small_workload, draw_requests(small_workload, [0.5], seed=0, tokens=[10]), initial(small_workload)
+    )
     simulation.open(5.0)
     assert [simulation.run_stage() for _ in range(2)] == [0, 1]
     with pytest.raises(SimulationError, match="order before its stage"):

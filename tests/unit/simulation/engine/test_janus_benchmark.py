@@ -105,14 +105,14 @@ def test_every_expert_may_go_to_every_machine_and_first_to_those_of_the_placemen
 
 def test_in_the_controller_s_loop_it_grows_until_the_slo_holds_and_shrinks_when_load_goes() -> None:
     """120 requests a second for a minute and 5 a second for another, from one replica of everything."""
-    found = workload((3, 2), Arithmetic(), slo_s=0.2, segment_configuration=configuration(1))
+    small_workload = workload((3, 2), Arithmetic(), slo_s=0.2, segment_configuration=configuration(1))
     arrivals = np.concatenate([poisson(120.0, 7200), 60.0 + poisson(5.0, 300, seed=1)])
-    requests = draw_requests(found, arrivals, seed=2)
-    policy = JanusPolicy(JanusSettings(found.slo_s, down_windows=2), CORES)
-    limits = LimitSettings(space=found.space, alpha=found.alpha, runtime_mb=found.runtime_mb)
-    simulation = Simulation(found, requests, found.initial(configuration()), seed=2)
+    requests = draw_requests(small_workload, arrivals, seed=2)
+    policy = JanusPolicy(JanusSettings(small_workload.slo_s, down_windows=2), CORES)
+    limits = LimitSettings(space=small_workload.space, alpha=small_workload.alpha, runtime_mb=small_workload.runtime_mb)
+    simulation = Simulation(small_workload, requests, small_workload.initial(configuration()), seed=2)
     steps = simulate_policy(simulation, policy, limits, window_s=5.0, until_s=120.0)
     tails = [step.window.quantile_s(0.95) or 0.0 for step in steps]
     replicas = [int(step.window.replicas["ready"].sum()) for step in steps]
-    assert tails[0] > found.slo_s and max(tails[8:12]) <= found.slo_s
-    assert replicas[0] < replicas[11] and replicas[-1] < replicas[11] and tails[-1] <= found.slo_s
+    assert tails[0] > small_workload.slo_s and max(tails[8:12]) <= small_workload.slo_s
+    assert replicas[0] < replicas[11] and replicas[-1] < replicas[11] and tails[-1] <= small_workload.slo_s

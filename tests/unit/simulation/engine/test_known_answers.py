@@ -29,9 +29,9 @@ def test_one_request_alone_takes_the_sum_of_its_calls() -> None:
 
 
 def test_ingress_work_and_hops_are_added_between_stages() -> None:
-    found = workload((1, 1), request_s=0.5, hop_s=0.25)
-    requests = draw_requests(found, [0.0], seed=0, tokens=[1])
-    latency, _ = simulate(Simulation(found, requests, initial(found)), [9.0])
+    small_workload = workload((1, 1), request_s=0.5, hop_s=0.25)
+    requests = draw_requests(small_workload, [0.0], seed=0, tokens=[1])
+    latency, _ = simulate(Simulation(small_workload, requests, initial(small_workload)), [9.0])
     assert latency[0] == pytest.approx(0.5 + 5 * 0.002 + 4 * 0.25, abs=1e-12)
 
 
@@ -88,9 +88,11 @@ def test_more_replicas_than_calls_never_queue() -> None:
 @given(seed=st.integers(0, 10**6), rate=st.floats(5, 300), replicas=st.integers(1, 4), concurrency=st.integers(1, 8))
 def test_conservation_laws_hold_in_every_window(seed: int, rate: float, replicas: int, concurrency: int) -> None:
     """Little's law, tokens in = tokens routed, busy time within bounds, every request answered."""
-    found = workload((3, 2), Arithmetic(power=0.3, scatter=Noise.lognormal(0.4)))
-    requests = draw_requests(found, poisson(rate, 300, seed), seed=seed)
-    simulation = Simulation(found, requests, initial(found, configuration(replicas, concurrency=concurrency)))
+    small_workload = workload((3, 2), Arithmetic(power=0.3, scatter=Noise.lognormal(0.4)))
+    requests = draw_requests(small_workload, poisson(rate, 300, seed), seed=seed)
+    simulation = Simulation(
+        small_workload, requests, initial(small_workload, configuration(replicas, concurrency=concurrency))
+    )
     latency, windows = simulate(simulation, [*np.arange(0.5, 10, 0.5), 5000.0])
     meters = np.array([window.meter for window in windows])
     total = meters.sum(axis=0)

@@ -62,8 +62,8 @@ def test_more_never_hurts_a_call_alone_and_sharing_stays_within_bounds(tokens: i
 
 
 def test_arguments_broadcast() -> None:
-    found = MODEL.seconds(COST, np.arange(5)[:, None], np.array([1.0, 0.0]), np.array([0.0, 0.3]))
-    assert found.shape == (5, 2) and found[3, 1] == MODEL.seconds(COST, 3, 0.0, 0.3)
+    seconds = MODEL.seconds(COST, np.arange(5)[:, None], np.array([1.0, 0.0]), np.array([0.0, 0.3]))
+    assert seconds.shape == (5, 2) and seconds[3, 1] == MODEL.seconds(COST, 3, 0.0, 0.3)
 
 
 @pytest.mark.parametrize("cv", [0.0, 0.1, 0.5, 1.0])
@@ -128,10 +128,10 @@ def test_an_unknown_workload_is_named() -> None:
 
 
 def test_coupled_memory_bounds_the_cores() -> None:
-    found = workload(memory_mb_per_core=1024.0)
-    assert found.cores(configuration(cpu_cores=4.0, memory_mb=2048)) == 2.0
-    assert found.cores(configuration(cpu_cores=1.0, memory_mb=2048)) == 1.0
-    assert found.cores(configuration(cpu_cores=0.0, gpu_share=0.5)) == 0.0
+    small_workload = workload(memory_mb_per_core=1024.0)
+    assert small_workload.cores(configuration(cpu_cores=4.0, memory_mb=2048)) == 2.0
+    assert small_workload.cores(configuration(cpu_cores=1.0, memory_mb=2048)) == 1.0
+    assert small_workload.cores(configuration(cpu_cores=0.0, gpu_share=0.5)) == 0.0
 
 
 @pytest.mark.parametrize(

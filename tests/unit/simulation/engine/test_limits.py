@@ -123,15 +123,17 @@ def test_limits_agree_with_the_event_driven_model_under_random_orders(seed: int)
     generator = np.random.default_rng(seed)
     rate = generator.uniform(5, 60)
     model = random_limited(generator)
-    found = workload((3, 2), model)
+    small_workload = workload((3, 2), model)
     arrivals = np.cumsum(generator.gamma(0.3, 1 / (0.3 * rate), int(rate * SPAN_S)))
-    requests = draw_requests(found, arrivals, seed=seed)
-    functions = [node.function for node in (*found.segments, *found.experts)]
+    requests = draw_requests(small_workload, arrivals, seed=seed)
+    functions = [node.function for node in (*small_workload.segments, *small_workload.experts)]
     orders = limited_orders(generator, functions)
     windows = [*np.arange(WINDOW_S, SPAN_S + WINDOW_S, WINDOW_S), SPAN_S + 500.0, SPAN_S + 4000.0]
-    start = initial(found, configuration(cpu_cores=0.5))
-    latency, _ = simulate(Simulation(found, requests, start, seed=seed), [float(moment) for moment in windows], orders)
-    oracle = PipelineModel(found, requests, start, orders, seed)
+    start = initial(small_workload, configuration(cpu_cores=0.5))
+    latency, _ = simulate(
+        Simulation(small_workload, requests, start, seed=seed), [float(moment) for moment in windows], orders
+    )
+    oracle = PipelineModel(small_workload, requests, start, orders, seed)
     oracle.run(SPAN_S + 4000.0)
     expected = oracle.answered_s - arrivals
     assert np.array_equal(np.isnan(latency), np.isnan(expected))

@@ -29,9 +29,9 @@ BYTES = 2 * 4096.0
 def simulated(
     machines: Machines | None, arrivals: Sequence[float], expert: Configuration | None = None, experts: Any = (2,)
 ) -> tuple[np.ndarray, Simulation]:
-    found = workload(experts, Arithmetic(power=0.5))
-    requests = draw_requests(found, arrivals, seed=3)
-    simulation = Simulation(found, requests, initial(found, expert), seed=3, machines=machines)
+    small_workload = workload(experts, Arithmetic(power=0.5))
+    requests = draw_requests(small_workload, arrivals, seed=3)
+    simulation = Simulation(small_workload, requests, initial(small_workload, expert), seed=3, machines=machines)
     latency, _ = simulate(simulation, [1000.0])
     return latency, simulation
 
@@ -86,10 +86,10 @@ def test_aebs_chooses_the_machines_with_the_least_activated_experts_on_the_fulle
     generator = np.random.default_rng(count)
     placement = {f"m-expert-0-{j}": generator.permutation(count)[: 1 + j % count].tolist() for j in range(5)}
     machines = Machines(count, "aebs", placement=placement)
-    found = workload((5,))
-    start = {f: configuration(len(placement.get(f, [0]))) for f in initial(found)}
-    requests = draw_requests(found, np.arange(40) * 10.0, seed=1, tokens=generator.integers(1, 4, 40))
-    simulation = Simulation(found, requests, start, seed=1, machines=machines)
+    small_workload = workload((5,))
+    start = {f: configuration(len(placement.get(f, [0]))) for f in initial(small_workload)}
+    requests = draw_requests(small_workload, np.arange(40) * 10.0, seed=1, tokens=generator.integers(1, 4, 40))
+    simulation = Simulation(small_workload, requests, start, seed=1, machines=machines)
     simulation.advance(500.0)
     assert simulation._sited is not None
     desired, met = simulation._sited.desired[2:], simulation._sited.met[2:]
@@ -103,20 +103,24 @@ def test_aebs_chooses_the_machines_with_the_least_activated_experts_on_the_fulle
 
 
 def test_ties_of_aebs_turn_so_that_no_machine_is_always_first() -> None:
-    found = workload((1, 2))
-    requests = draw_requests(found, np.arange(8) * 10.0, seed=1)
+    small_workload = workload((1, 2))
+    requests = draw_requests(small_workload, np.arange(8) * 10.0, seed=1)
     machines = Machines(4, "aebs", placement={"m-expert-1-0": [0, 1, 2, 3], "m-expert-1-1": [0, 1, 2, 3]})
-    simulation = Simulation(found, requests, initial(found, configuration(4)), seed=1, machines=machines)
+    simulation = Simulation(
+        small_workload, requests, initial(small_workload, configuration(4)), seed=1, machines=machines
+    )
     simulation.advance(100.0)
     assert simulation._sited is not None
     assert set(simulation._sited.desired[4].tolist()) == {0, 1, 2, 3}
 
 
 def test_random_uses_every_replica_about_as_often() -> None:
-    found = workload((1,))
-    requests = draw_requests(found, np.arange(900) * 1.0, seed=1)
+    small_workload = workload((1,))
+    requests = draw_requests(small_workload, np.arange(900) * 1.0, seed=1)
     machines = Machines(3, "random", placement={"m-expert-0-0": [0, 1, 2]})
-    simulation = Simulation(found, requests, initial(found, configuration(3)), seed=1, machines=machines)
+    simulation = Simulation(
+        small_workload, requests, initial(small_workload, configuration(3)), seed=1, machines=machines
+    )
     simulation.advance(1000.0)
     assert simulation._sited is not None
     assert np.abs(np.bincount(simulation._sited.desired[2], minlength=3) - 300).max() < 60
@@ -140,9 +144,9 @@ def test_agrees_with_the_event_driven_model_under_random_orders(rule: Any, seed:
     generator = np.random.default_rng(seed)
     meeting = 0.7 if rule in ("aebs", "random") else 0.0
     machines = Machines(3, rule, hop_s=0.004, bytes_per_s=4e6, meeting=meeting, ingresses=2)
-    found = workload((3, 2), Arithmetic(power=generator.uniform(0, 1), scatter=Noise.lognormal(0.3)))
-    requests = draw_requests(found, np.cumsum(generator.gamma(0.3, 1 / (0.3 * 40), 250)), seed=seed)
-    functions = [node.function for node in (*found.segments, *found.experts)]
+    small_workload = workload((3, 2), Arithmetic(power=generator.uniform(0, 1), scatter=Noise.lognormal(0.3)))
+    requests = draw_requests(small_workload, np.cumsum(generator.gamma(0.3, 1 / (0.3 * 40), 250)), seed=seed)
+    functions = [node.function for node in (*small_workload.segments, *small_workload.experts)]
     orders: list[Order] = [
         (float(moment), function, _random_configuration(generator))
         for moment in np.arange(WINDOW_S, SPAN_S, WINDOW_S)
@@ -150,12 +154,14 @@ def test_agrees_with_the_event_driven_model_under_random_orders(rule: Any, seed:
         if generator.random() < 0.4
     ]
     orders += [(SPAN_S, function, configuration(4, cpu_cores=6.0)) for function in functions]
-    simulation = Simulation(found, requests, initial(found), seed=seed, machines=machines)
+    simulation = Simulation(small_workload, requests, initial(small_workload), seed=seed, machines=machines)
     moments = [float(moment) for moment in np.arange(WINDOW_S, SPAN_S + WINDOW_S, WINDOW_S)]
     latency, _ = simulate(simulation, [*moments, SPAN_S + 500.0], orders)
     sited = simulation._sited
     assert sited is not None
-    oracle = MachineModel(found, requests, initial(found), machines, sited.desired, sited.met, orders, seed)
+    oracle = MachineModel(
+        small_workload, requests, initial(small_workload), machines, sited.desired, sited.met, orders, seed
+    )
     oracle.run(SPAN_S + 500.0)
     expected = oracle.answered_s - requests.arrival_s
     assert not np.isnan(latency).any() and np.abs(latency - expected).max() <= 1e-9
@@ -176,19 +182,19 @@ def _random_configuration(generator: np.random.Generator) -> Configuration:
 @pytest.mark.parametrize("rule", ["local-first", "aebs"])
 def test_how_time_is_cut_into_windows_changes_no_latency(rule: Any, window_s: float) -> None:
     machines = Machines(3, rule, hop_s=0.02, bytes_per_s=1e6, ingresses=3)
-    found = workload((3, 2), Arithmetic(power=0.5))
-    requests = draw_requests(found, poisson(30.0, 200), seed=5)
-    whole, _ = simulate(Simulation(found, requests, initial(found), machines=machines), [100.0])
+    small_workload = workload((3, 2), Arithmetic(power=0.5))
+    requests = draw_requests(small_workload, poisson(30.0, 200), seed=5)
+    whole, _ = simulate(Simulation(small_workload, requests, initial(small_workload), machines=machines), [100.0])
     cuts = [float(moment) for moment in np.arange(window_s, 100.0 + window_s, window_s)]
-    parts, _ = simulate(Simulation(found, requests, initial(found), machines=machines), cuts)
+    parts, _ = simulate(Simulation(small_workload, requests, initial(small_workload), machines=machines), cuts)
     assert not np.isnan(whole).any() and np.abs(whole - parts).max() <= 1e-9
 
 
 def test_new_replicas_go_where_the_placement_says() -> None:
-    found = workload((1,))
-    requests = draw_requests(found, [0.5], seed=0)
+    small_workload = workload((1,))
+    requests = draw_requests(small_workload, [0.5], seed=0)
     machines = Machines(4, placement={"m-expert-0-0": [2, 0]})
-    simulation = Simulation(found, requests, initial(found), machines=machines)
+    simulation = Simulation(small_workload, requests, initial(small_workload), machines=machines)
 
     def sites() -> list[int]:
         return simulation.fleet.slot[2, SITE, : simulation.fleet.orders[2, COUNT]].tolist()
@@ -199,10 +205,10 @@ def test_new_replicas_go_where_the_placement_says() -> None:
 
 
 def test_a_fork_keeps_its_machines() -> None:
-    found = workload((3, 2))
-    requests = draw_requests(found, poisson(40.0, 200), seed=5)
+    small_workload = workload((3, 2))
+    requests = draw_requests(small_workload, poisson(40.0, 200), seed=5)
     machines = Machines(3, "random", hop_s=0.01, meeting=0.5)
-    simulation = Simulation(found, requests, initial(found), machines=machines)
+    simulation = Simulation(small_workload, requests, initial(small_workload), machines=machines)
     simulation.advance(1.0)
     fork = simulation.fork()
     assert fork.advance(50.0).latency_s.tobytes() == simulation.advance(50.0).latency_s.tobytes()
@@ -227,6 +233,8 @@ def test_machines_that_cannot_be_are_refused(given: dict[str, Any], sentence: st
 
 
 def test_one_shared_machine_has_no_others() -> None:
-    found = workload((1,), hop_s=0.0, host=Host(2.0, 0.001, 0.001, 0.001, 0.001))
+    small_workload = workload((1,), hop_s=0.0, host=Host(2.0, 0.001, 0.001, 0.001, 0.001))
     with pytest.raises(SimulationError, match="machines need a workload without a host"):
-        Simulation(found, draw_requests(found, [0.5], seed=0), initial(found), machines=Machines(2))
+        Simulation(
+            small_workload, draw_requests(small_workload, [0.5], seed=0), initial(small_workload), machines=Machines(2)
+        )

@@ -41,10 +41,10 @@ def test_at_half_the_pace_of_the_machine_a_request_takes_twice_as_long() -> None
 @pytest.mark.parametrize("pace", [0.8, 1.3])
 def test_the_pace_is_found_again_from_single_requests(pace: float) -> None:
     """They are measured at the client, so what the ingress does not see lies on top of each."""
-    found = workload((3, 2), Limited(scatter=Noise.lognormal(0.1)), hop_s=0.0, request_s=0.003, host=HOST)
-    latency, counts = lone_latencies(found, pace, 400)
+    small_workload = workload((3, 2), Limited(scatter=Noise.lognormal(0.1)), hop_s=0.0, request_s=0.003, host=HOST)
+    latency, counts = lone_latencies(small_workload, pace, 400)
     singles = Singles(latency.tolist(), counts, 0.003)
-    assert pace_of([singles], found, configuration()) == pytest.approx(pace, rel=0.02)
+    assert pace_of([singles], small_workload, configuration()) == pytest.approx(pace, rel=0.02)
 
 
 def test_single_requests_count_that_were_sent_near_a_replay() -> None:
@@ -53,21 +53,21 @@ def test_single_requests_count_that_were_sent_near_a_replay() -> None:
 
 
 def test_several_looks_at_single_requests_are_one() -> None:
-    found = workload((3, 2), Limited(scatter=Noise.lognormal(0.1)), hop_s=0.0, request_s=0.003, host=HOST)
+    small_workload = workload((3, 2), Limited(scatter=Noise.lognormal(0.1)), hop_s=0.0, request_s=0.003, host=HOST)
     sets = [
         Singles(latency.tolist(), counts, 0.003)
-        for latency, counts in (lone_latencies(found, pace, 200) for pace in (0.8, 1.0, 1.2))
+        for latency, counts in (lone_latencies(small_workload, pace, 200) for pace in (0.8, 1.0, 1.2))
     ]
-    assert pace_of(sets, found, configuration()) == pytest.approx(1.0, rel=0.03)
+    assert pace_of(sets, small_workload, configuration()) == pytest.approx(1.0, rel=0.03)
 
 
 def test_what_client_and_gateway_compute_is_no_part_of_the_pace() -> None:
     """Single requests are compared without what the ingress does not see, whether that is work or waiting."""
-    found = workload((3, 2), Limited(scatter=Noise.lognormal(0.1)), hop_s=0.0, request_s=0.003, host=HOST)
-    latency, counts = lone_latencies(found, 1.0, 400)
+    small_workload = workload((3, 2), Limited(scatter=Noise.lognormal(0.1)), hop_s=0.0, request_s=0.003, host=HOST)
+    latency, counts = lone_latencies(small_workload, 1.0, 400)
     singles = Singles(latency.tolist(), counts, 0.003, front_cpu_s=0.002)
-    working = replace(found, request_s=0.001, host=replace(HOST, front_s=0.002))
-    assert pace_of([singles], working, configuration()) == pace_of([singles], found, configuration())
+    working = replace(small_workload, request_s=0.001, host=replace(HOST, front_s=0.002))
+    assert pace_of([singles], working, configuration()) == pace_of([singles], small_workload, configuration())
 
 
 def test_cpu_seconds_of_a_process_are_those_that_it_used() -> None:
@@ -79,10 +79,10 @@ def test_cpu_seconds_of_a_process_are_those_that_it_used() -> None:
 
 
 def test_a_machine_in_use_is_not_compared_with() -> None:
-    found = workload((3, 2), Limited(), hop_s=0.0, request_s=0.003, host=HOST)
-    latency, counts = lone_latencies(found, 2.5, 20)
+    small_workload = workload((3, 2), Limited(), hop_s=0.0, request_s=0.003, host=HOST)
+    latency, counts = lone_latencies(small_workload, 2.5, 20)
     with pytest.raises(click.ClickException, match="times as long as in the profile"):
-        pace_of([Singles(latency.tolist(), counts, 0.003)], found, configuration())
+        pace_of([Singles(latency.tolist(), counts, 0.003)], small_workload, configuration())
 
 
 def test_cores_in_use_are_of_the_whole_machine_and_of_others() -> None:

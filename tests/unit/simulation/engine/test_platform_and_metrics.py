@@ -44,8 +44,10 @@ class Halved(Limited):
 
 
 def simulation(rate: float = 40.0, count: int = 2000, expert: Configuration | None = None) -> Simulation:
-    found = workload((3, 2), Arithmetic(power=0.3, scatter=Noise.lognormal(0.3)))
-    return Simulation(found, draw_requests(found, poisson(rate, count), seed=2), initial(found, expert))
+    small_workload = workload((3, 2), Arithmetic(power=0.3, scatter=Noise.lognormal(0.3)))
+    return Simulation(
+        small_workload, draw_requests(small_workload, poisson(rate, count), seed=2), initial(small_workload, expert)
+    )
 
 
 def observed(subject: Simulation, moments: list[float], look_back_s: float) -> tuple[Observation, list[Window]]:

@@ -37,40 +37,42 @@ def simulated(found: Workload, requests: Requests, cores: float) -> list[Step]:
 
 def test_calls_within_the_measured_tokens_are_counted_call_by_call() -> None:
     """Four requests of 4, 8, 12 and 30 tokens in the windows that are counted; the first two windows are not."""
-    found = workload((3, 2), MeasuredTo(), segment_configuration=configuration(2, concurrency=8))
-    requests = draw_requests(found, [0.5, 1.5, 4.5, 5.0, 6.5, 7.5], seed=3, tokens=[4, 4, 4, 8, 12, 30])
-    steps = simulated(found, requests, 1.0)[2:]
+    small_workload = workload((3, 2), MeasuredTo(), segment_configuration=configuration(2, concurrency=8))
+    requests = draw_requests(small_workload, [0.5, 1.5, 4.5, 5.0, 6.5, 7.5], seed=3, tokens=[4, 4, 4, 8, 12, 30])
+    steps = simulated(small_workload, requests, 1.0)[2:]
     own = requests.counts[:, 2:]
     counted = np.concatenate([np.repeat(own[0], 3), own[1:].ravel()])  # three segments see every token
     expected = (counted[counted > 0] <= 10).mean()
     assert 0 < expected < 1
-    assert measured_part(found, requests, steps) == expected
+    assert measured_part(small_workload, requests, steps) == expected
 
 
 def test_a_deployment_that_nothing_changes_has_the_part_that_playing_it_has() -> None:
-    found = workload((3, 2), MeasuredTo(), segment_configuration=configuration(2, concurrency=8))
-    requests = draw_requests(found, [0.5, 1.5, 4.5, 5.0, 6.5, 7.5], seed=3, tokens=[4, 4, 4, 8, 12, 30])
-    deployment = {node.function: configuration(2, cpu_cores=1.0) for node in found.experts}
-    steps = simulated(found, requests, 1.0)
+    small_workload = workload((3, 2), MeasuredTo(), segment_configuration=configuration(2, concurrency=8))
+    requests = draw_requests(small_workload, [0.5, 1.5, 4.5, 5.0, 6.5, 7.5], seed=3, tokens=[4, 4, 4, 8, 12, 30])
+    deployment = {node.function: configuration(2, cpu_cores=1.0) for node in small_workload.experts}
+    steps = simulated(small_workload, requests, 1.0)
     for first, start_s in ((0, 0.0), (2, 4.0)):
-        part = measured_part_of(found, requests, deployment, start_s)
-        assert part == measured_part(found, requests, steps[first:]) and 0 < part < 1
+        part = measured_part_of(small_workload, requests, deployment, start_s)
+        assert part == measured_part(small_workload, requests, steps[first:]) and 0 < part < 1
     other = {function: configuration(2, cpu_cores=2.0) for function in deployment}
-    assert measured_part_of(found, requests, other) == measured_part(found, requests, simulated(found, requests, 2.0))
-    assert measured_part_of(found, requests, deployment, 9.0) is None
+    assert measured_part_of(small_workload, requests, other) == measured_part(
+        small_workload, requests, simulated(small_workload, requests, 2.0)
+    )
+    assert measured_part_of(small_workload, requests, deployment, 9.0) is None
 
 
 def test_resources_outside_the_measured_ones_do_not_count() -> None:
-    found = workload((3, 2), MeasuredTo(most=1000), segment_configuration=configuration(2, concurrency=8))
-    requests = draw_requests(found, [0.5, 3.5, 5.0], seed=3)
+    small_workload = workload((3, 2), MeasuredTo(most=1000), segment_configuration=configuration(2, concurrency=8))
+    requests = draw_requests(small_workload, [0.5, 3.5, 5.0], seed=3)
     calls = 3 * 3 + int((requests.counts[1:] > 0).sum())
-    assert measured_part(found, requests, simulated(found, requests, 1.0)) == 1
-    assert measured_part(found, requests, simulated(found, requests, 2.0)) == 9 / calls
+    assert measured_part(small_workload, requests, simulated(small_workload, requests, 1.0)) == 1
+    assert measured_part(small_workload, requests, simulated(small_workload, requests, 2.0)) == 9 / calls
 
 
 def test_a_modelled_cluster_has_nothing_measured_and_no_call_no_part() -> None:
-    found = workload((3, 2), Roofline())
-    requests = draw_requests(found, [0.5, 3.5], seed=3)
-    steps = simulated(found, requests, 1.0)
-    assert measured_part(found, requests, steps) == 0
-    assert measured_part(found, requests, steps[2:]) is None
+    small_workload = workload((3, 2), Roofline())
+    requests = draw_requests(small_workload, [0.5, 3.5], seed=3)
+    steps = simulated(small_workload, requests, 1.0)
+    assert measured_part(small_workload, requests, steps) == 0
+    assert measured_part(small_workload, requests, steps[2:]) is None

@@ -20,8 +20,8 @@ from tests.unit.simulation.engine.builders import poisson, workload
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**62), experts=st.lists(st.integers(1, 8), min_size=1, max_size=4), top_k=st.integers(1, 3))
 def test_every_token_goes_to_top_k_distinct_experts_of_every_layer(seed: int, experts: list[int], top_k: int) -> None:
-    found = workload(experts, top_k=top_k, tokens=TokenLengths.lognormal(20, 1.0, 200))
-    requests = draw_requests(found, poisson(10, 50, 1), seed=seed)
+    small_workload = workload(experts, top_k=top_k, tokens=TokenLengths.lognormal(20, 1.0, 200))
+    requests = draw_requests(small_workload, poisson(10, 50, 1), seed=seed)
     first = 1
     for count in experts:
         layer = requests.counts[first : first + count]
@@ -33,41 +33,41 @@ def test_every_token_goes_to_top_k_distinct_experts_of_every_layer(seed: int, ex
 def test_shares_follow_the_popularity_and_its_drift() -> None:
     weights = np.array([[[0.7, 0.2, 0.1]], [[0.1, 0.2, 0.7]]])
     routing = RoutingStatistics(weights, np.zeros((1, 3), dtype=np.int64), 100.0, "by hand")
-    found = workload((3,), top_k=1, routing=routing, tokens=TokenLengths.fixed(50))
+    small_workload = workload((3,), top_k=1, routing=routing, tokens=TokenLengths.fixed(50))
     for at, expected in ((0.0, weights[0, 0]), (50.0, [0.4, 0.2, 0.4]), (100.0, weights[1, 0]), (200.0, weights[0, 0])):
-        counts = draw_requests(found, np.full(2000, at), seed=3).counts[1:].sum(axis=1)
+        counts = draw_requests(small_workload, np.full(2000, at), seed=3).counts[1:].sum(axis=1)
         assert counts / counts.sum() == pytest.approx(np.asarray(expected), abs=0.01)
 
 
 def test_wide_factors_give_as_many_tokens_in_fewer_calls() -> None:
     """Observation 1: token share and call share of an expert are not the same."""
     routing = RoutingStatistics(np.array([[[0.19, 0.19, 0.31, 0.31]]]), np.array([[1, 1, 5, 5]]), 100.0, "")
-    found = workload((4,), top_k=1, routing=routing, tokens=TokenLengths.fixed(12))
-    counts = draw_requests(found, np.zeros(4000), seed=1).counts[1:]
+    small_workload = workload((4,), top_k=1, routing=routing, tokens=TokenLengths.fixed(12))
+    counts = draw_requests(small_workload, np.zeros(4000), seed=1).counts[1:]
     calls = (counts > 0).mean(axis=1)
     per_call = counts.sum(axis=1) / (counts > 0).sum(axis=1)
     assert calls[:2].min() > calls[2:].max() + 0.05 and per_call[2:].min() > per_call[:2].max()
 
 
 def test_the_same_seed_gives_the_same_requests_and_another_seed_others() -> None:
-    found = workload((4, 3))
-    one, again, other = (draw_requests(found, np.arange(50.0), seed=seed) for seed in (5, 5, 6))
+    small_workload = workload((4, 3))
+    one, again, other = (draw_requests(small_workload, np.arange(50.0), seed=seed) for seed in (5, 5, 6))
     assert one.sha256 == again.sha256 != other.sha256
 
 
 def test_draws_are_the_same_on_every_machine() -> None:
     """Stored digest: integers from integer arithmetic and tables rounded to nine digits."""
-    found = workload((4, 3), tokens=TokenLengths.fixed(30))
-    counts = draw_requests(found, np.arange(200) / 8, seed=11).counts
+    small_workload = workload((4, 3), tokens=TokenLengths.fixed(30))
+    counts = draw_requests(small_workload, np.arange(200) / 8, seed=11).counts
     digest = hashlib.sha256(counts.astype("<u2").tobytes()).hexdigest()
     assert digest == "40936452273170c16ffaecc9217b2a71052d4a192ee4f413a88330e3a91b0f7d"
 
 
 def test_lengths_follow_their_distribution() -> None:
-    found = workload((2,), tokens=TokenLengths.lognormal(40, 0.6, 512))
-    tokens = draw_requests(found, np.zeros(20000), seed=0).tokens
+    small_workload = workload((2,), tokens=TokenLengths.lognormal(40, 0.6, 512))
+    tokens = draw_requests(small_workload, np.zeros(20000), seed=0).tokens
     assert tokens.mean() == pytest.approx(40, rel=0.02) and tokens.std() / tokens.mean() == pytest.approx(0.6, rel=0.06)
-    assert found.tokens.mean == pytest.approx(40, rel=1e-3)
+    assert small_workload.tokens.mean == pytest.approx(40, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -108,9 +108,9 @@ def test_statistics_of_a_log_keep_its_popularity_and_its_prompts_spread() -> Non
     shares = assignments.sum(axis=0, keepdims=True) / assignments.sum(axis=(0, 2), keepdims=False)[None, :, None]
     prompts = SimpleNamespace(assignments=assignments, tokens=np.full(300, 100))
     log = SimpleNamespace(shares=shares, source="made", requests=prompts)
-    found = logged_routing(log, [4, 4])
-    assert found.popularity[0, 0] == pytest.approx([0.5, 0.2, 0.2, 0.1], abs=0.01)
-    assert found.spread[0].max() <= 1 and found.spread[1].min() >= 3
+    routing = logged_routing(log, [4, 4])
+    assert routing.popularity[0, 0] == pytest.approx([0.5, 0.2, 0.2, 0.1], abs=0.01)
+    assert routing.spread[0].max() <= 1 and routing.spread[1].min() >= 3
     assert logged_routing(log, [2, 2]).experts == 2
     with pytest.raises(ValueError, match="4 experts are logged"):
         logged_routing(log, [5])

@@ -19,6 +19,6 @@ def test_a_compared_run_without_orders_and_cold_starts_is_refused() -> None:
 def test_both_models_meet_orders_and_cold_starts_and_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulator, "SHORT_WINDOW_S", 0.2)
     options = ["--requests", "200", "--compared", "200", "--rounds", "1"]
-    found = json.loads(CliRunner().invoke(simulator.main, options, catch_exceptions=False).output.splitlines()[-1])
-    assert found["orders"][1] > 0 and found["cold_starts"][1] > 0
-    assert found["max_abs_diff_s"] < 1e-9
+    document = json.loads(CliRunner().invoke(simulator.main, options, catch_exceptions=False).output.splitlines()[-1])
+    assert document["orders"][1] > 0 and document["cold_starts"][1] > 0
+    assert document["max_abs_diff_s"] < 1e-9

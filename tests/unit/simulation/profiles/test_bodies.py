@@ -47,7 +47,7 @@ def test_the_body_is_a_message_of_the_same_tensors(minilm: Manifest) -> None:
     node = minilm.node("segment-0")
     head, body = request_of(minilm, node, 40, seed=3)
     assert f"content-length: {len(body)}".encode() in head
-    found = wire.decode(bytearray(body))
-    assert found.keys() == {"token_ids", "lengths"}
-    assert torch.equal(found["token_ids"], tensors_of(minilm, node, 40, seed=3)["token_ids"])
-    assert not torch.equal(found["token_ids"], tensors_of(minilm, node, 40, seed=4)["token_ids"])
+    decoded = wire.decode(bytearray(body))
+    assert decoded.keys() == {"token_ids", "lengths"}
+    assert torch.equal(decoded["token_ids"], tensors_of(minilm, node, 40, seed=3)["token_ids"])
+    assert not torch.equal(decoded["token_ids"], tensors_of(minilm, node, 40, seed=4)["token_ids"])

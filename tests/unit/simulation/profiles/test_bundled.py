@@ -48,17 +48,17 @@ def test_without_bundled_profiles_the_error_states_it(tmp_path: Path, minilm_pip
 
 
 def test_a_profile_of_another_split_is_refused(folder: Path, minilm_pipeline: Path) -> None:
-    found = load(folder / "b-right.parquet")
-    save(replace(found, metadata=replace(found.metadata, manifest_sha256="cd" * 32)), folder / "c.parquet")
+    loaded = load(folder / "b-right.parquet")
+    save(replace(loaded, metadata=replace(loaded.metadata, manifest_sha256="cd" * 32)), folder / "c.parquet")
     with pytest.raises(ProfileMismatchError, match="another split of minilm"):
         open_profile(folder / "c.parquet", minilm_pipeline, MACHINE)
 
 
 @pytest.mark.parametrize("path", committed(), ids=lambda path: path.stem)
 def test_profiles_of_this_tree_are_small_whole_and_say_how_good_they_are(path: Path) -> None:
-    found = load(path)
+    loaded = load(path)
     assert path.stat().st_size < 600_000
     assert path.with_suffix(".png").is_file()
-    assert {row.family for row in found.rows} >= {"alone", "busy", "concurrency", "surface", "memory", "cold_start"}
-    assert found.metadata.findings
-    assert found.metadata.fit["cross_validated"]["all"]["p50"] < 0.35
+    assert {row.family for row in loaded.rows} >= {"alone", "busy", "concurrency", "surface", "memory", "cold_start"}
+    assert loaded.metadata.findings
+    assert loaded.metadata.fit["cross_validated"]["all"]["p50"] < 0.35

@@ -67,10 +67,10 @@ def test_a_machine_without_limits_is_refused() -> None:
 @pytest.fixture
 def enforced() -> None:
     """Skips where this machine lets us write no cgroups."""
-    found = detect(Path("/sys/fs/cgroup"), Path("/proc"), 999_998, 0.01)
-    notes = found.notes
-    found.close()
-    if type(found) is Cgroups or notes:
+    cgroups = detect(Path("/sys/fs/cgroup"), Path("/proc"), 999_998, 0.01)
+    notes = cgroups.notes
+    cgroups.close()
+    if type(cgroups) is Cgroups or notes:
         pytest.skip(f"limits cannot be enforced here: {' '.join(notes)}")
 
 
@@ -87,16 +87,16 @@ def test_a_tiny_pipeline_is_profiled_from_start_to_end(enforced: None, tmp_path:
         [*command, "--state", str(tmp_path)], capture_output=True, text=True, timeout=900, cwd=Path(__file__).parents[4]
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = load(out)
-    assert found.metadata.pipeline == "tiny"
-    check_machine(found.metadata, this_machine())
-    families = {row.family for row in found.rows}
+    loaded = load(out)
+    assert loaded.metadata.pipeline == "tiny"
+    check_machine(loaded.metadata, this_machine())
+    families = {row.family for row in loaded.rows}
     assert families >= {"alone", "busy", "concurrency", "surface", "memory", "cold_start", "drain", "cpu_up", "pass"}
-    assert any(not row.feasible and "out of memory" in row.note for row in found.rows if row.family == "memory")
-    limited = [row for row in found.of("busy") if row.share < 0.3]
+    assert any(not row.feasible and "out of memory" in row.note for row in loaded.rows if row.family == "memory")
+    limited = [row for row in loaded.of("busy") if row.share < 0.3]
     assert limited
     assert all(row.throttled_part is not None for row in limited)  # how much hangs on what else the machine does
-    assert found.metadata.fit["cross_validated"]["all"]["points"] > 20
+    assert loaded.metadata.fit["cross_validated"]["all"]["points"] > 20
     assert out.with_suffix(".png").stat().st_size > 10_000
     again = subprocess.run(
         [*command[:5], "--requests-again", "--repeats", "1", "--state", str(tmp_path), *command[6:]],
@@ -109,7 +109,7 @@ def test_a_tiny_pipeline_is_profiled_from_start_to_end(enforced: None, tmp_path:
     measured_again = load(out)
     again_s = ("overlap", "idle")
     assert [row for row in measured_again.rows if row.family not in again_s] == [
-        row for row in found.rows if row.family not in again_s
+        row for row in loaded.rows if row.family not in again_s
     ]
     assert len(measured_again.of("overlap")) == 30 and len(measured_again.of("idle")) == 50
     assert "measured again from" in measured_again.metadata.notes[-1]

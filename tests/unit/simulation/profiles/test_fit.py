@@ -118,9 +118,9 @@ def test_points_measured_beside_other_work_are_left_out_where_a_quieter_repeat_i
 
 
 def test_scatter_has_mean_one_and_never_falls() -> None:
-    found = factors(row for row in truth.rows(LAW) if row.family == "alone" and row.share == 0.12)
-    assert (np.diff(found) >= 0).all()
-    assert (found[:-1] + found[1:]).mean() / 2 == pytest.approx(1, abs=1e-6)
+    fitted = factors(row for row in truth.rows(LAW) if row.family == "alone" and row.share == 0.12)
+    assert (np.diff(fitted) >= 0).all()
+    assert (fitted[:-1] + fitted[1:]).mean() / 2 == pytest.approx(1, abs=1e-6)
 
 
 def test_says_what_single_calls_and_calls_in_a_row_take(exact: Fit) -> None:

@@ -77,8 +77,8 @@ class FakeGateway:
         self._end(self.workers.pop(name))
 
     def replicas(self, name: str) -> Sequence[ReplicaSeen]:
-        found = self.workers.get(name)
-        return [] if found is None else [ReplicaSeen(str(found.pid), found.address, "ready")]
+        reply = self.workers.get(name)
+        return [] if reply is None else [ReplicaSeen(str(reply.pid), reply.address, "ready")]
 
     @contextmanager
     def changes(self, name: str) -> Iterator[Any]:

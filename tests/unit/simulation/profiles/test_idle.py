@@ -54,8 +54,8 @@ def test_every_round_has_every_pause_and_the_law_is_found(monkeypatch: pytest.Mo
     assert all(row.n == 3 and row.feasible for row in rows)
     assert min(pipeline.texts) >= 20
     calm = [replace(row, others_cores=0.0) for row in rows]  # whatever else this machine does
-    found = idle.cooling(calm)
-    assert found is not None and found.power == pytest.approx(POWER, abs=1e-6) and found.error < 1e-6
+    cooling = idle.cooling(calm)
+    assert cooling is not None and cooling.power == pytest.approx(POWER, abs=1e-6) and cooling.error < 1e-6
     times = idle.idle_times(calm)
     assert times[0] == (0.01, 1.0) and dict(times)[1.0] == pytest.approx(100**POWER, abs=1e-4)
 
@@ -83,9 +83,9 @@ def rounds(powers: list[float], others_cores: float = 0.0) -> list[Row]:
 
 
 def test_rounds_are_compared_with_themselves() -> None:
-    found = idle.cooling(rounds([0.01, 0.03, 0.02, 0.02]))
-    assert found is not None and found.power == pytest.approx(0.02)
-    assert found.error == pytest.approx(np.sqrt(2 * 0.01**2 / 3 / 4))
+    cooling = idle.cooling(rounds([0.01, 0.03, 0.02, 0.02]))
+    assert cooling is not None and cooling.power == pytest.approx(0.02)
+    assert cooling.error == pytest.approx(np.sqrt(2 * 0.01**2 / 3 / 4))
     assert dict(idle.idle_times(rounds([0.01, 0.03, 0.02, 0.02])))[1.0] == pytest.approx(100**0.02)
 
 
@@ -96,5 +96,5 @@ def test_what_is_not_certain_or_makes_no_sense_is_nothing(powers: list[float]) -
 
 def test_disturbed_rounds_are_left_out_where_there_are_quieter_ones() -> None:
     disturbed = [replace(row, repeat=row.repeat + 9) for row in rounds([0.5, 0.5], others_cores=1.0)]
-    found = idle.cooling([*rounds([0.02, 0.02]), *disturbed])
-    assert found is not None and found.power == pytest.approx(0.02)
+    cooling = idle.cooling([*rounds([0.02, 0.02]), *disturbed])
+    assert cooling is not None and cooling.power == pytest.approx(0.02)

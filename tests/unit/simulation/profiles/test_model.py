@@ -117,10 +117,10 @@ def test_a_node_that_was_not_measured_is_refused() -> None:
 def test_times_of_change_are_medians() -> None:
     kinds = ("cold_start", "drain", "cpu_up", "cpu_down", "memory_up", "memory_down")
     rows = [replace(BLANK, family=kind, tokens=0, p50_s=0.01 * place) for place, kind in enumerate(kinds, start=1)]
-    found = lifecycle(truth.profile(rows))
-    assert (found.cold_start_s, found.drain_s) == (0.01, 0.02)
-    assert found.resize_s == pytest.approx(0.045)
-    assert found.cold_s(10**9, gpu=False) == 0.01
+    cycle = lifecycle(truth.profile(rows))
+    assert (cycle.cold_start_s, cycle.drain_s) == (0.01, 0.02)
+    assert cycle.resize_s == pytest.approx(0.045)
+    assert cycle.cold_s(10**9, gpu=False) == 0.01
 
 
 def test_times_of_change_that_were_not_measured_are_refused() -> None:

@@ -70,9 +70,11 @@ def test_who_plans_refuses_it_with_the_difference_unless_it_is_meant(
 def test_a_target_is_so_many_times_what_the_whole_model_takes_here(minilm_pipeline: Path, tmp_path: Path) -> None:
     own = profile_of(tmp_path, minilm_pipeline)
     asked = ["--pipeline", str(minilm_pipeline), "--profile", str(own), "--slo-factor", "5", "--policies", "nobody"]
-    found = CliRunner().invoke(evaluate, asked)  # measures, then stumbles over the policy
-    reported = re.search(r"latency target: 5 × ([\d.]+) ms .* 24 tokens, one thread, now\) = ([\d.]+) ms", found.output)
-    assert reported and "policies are" in str(found.exception)
+    result = CliRunner().invoke(evaluate, asked)  # measures, then stumbles over the policy
+    reported = re.search(
+        r"latency target: 5 × ([\d.]+) ms .* 24 tokens, one thread, now\) = ([\d.]+) ms", result.output
+    )
+    assert reported and "policies are" in str(result.exception)
     assert float(reported[2]) == pytest.approx(5 * float(reported[1]), abs=0.1) and float(reported[1]) > 0.1
     refused = CliRunner().invoke(evaluate, [*asked, "--other-machine"])
     assert refused.exit_code == 2 and "measures the whole model on this machine" in " ".join(refused.output.split())
@@ -88,8 +90,8 @@ def test_the_whole_models_time_is_the_median_of_warm_passes(minilm_pipeline: Pat
 def test_pipelines_that_training_is_set_are_asked_too(minilm_pipeline: Path, elsewhere: Path, tmp_path: Path) -> None:
     own = json.dumps([{"folder": str(minilm_pipeline), "slo_ms": 300, "profile": str(elsewhere)}])
     asked = ["--workload", "bert-4", "--set", f"pipelines={own}", "--out", str(tmp_path / "run")]
-    found = CliRunner().invoke(train, asked)
-    assert found.exit_code == 2 and "cpu_model was 'abacus'" in " ".join(found.output.split())
+    result = CliRunner().invoke(train, asked)
+    assert result.exit_code == 2 and "cpu_model was 'abacus'" in " ".join(result.output.split())
     assert not (tmp_path / "run").exists()
 
 

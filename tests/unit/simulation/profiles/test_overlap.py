@@ -120,29 +120,34 @@ def slowed(found: Workload, size: int) -> Slowdown:
 @pytest.mark.parametrize("truth", [(0.9, 0.9), (1.15, 0.95), (1.0, 0.85)])
 def test_what_meeting_costs_is_found_again_by_how_many_meet(truth: tuple[float, float]) -> None:
     model = Limited(base_s=0.004, token_s=1e-4, alone_use=0.9, scatter=Noise.lognormal(0.1))
-    found = workload((4, 4), model, hop_s=0.0, request_s=0.0, host=HOST)
-    machine = replace(found, host=replace(HOST, overlap=truth))
-    assert fitted_overlap(found, {size: slowed(machine, size) for size in (2, 3)}, 20, 1.0) == pytest.approx(
+    small_workload = workload((4, 4), model, hop_s=0.0, request_s=0.0, host=HOST)
+    machine = replace(small_workload, host=replace(HOST, overlap=truth))
+    assert fitted_overlap(small_workload, {size: slowed(machine, size) for size in (2, 3)}, 20, 1.0) == pytest.approx(
         truth, abs=0.03
     )
 
 
 def test_what_no_overlap_explains_gives_the_nearer_bound() -> None:
-    found = workload((2,), Limited(), hop_s=0.0, request_s=0.0, host=HOST)
-    assert [fitted_overlap(found, {2: Slowdown(far, 0.1)}, 20, 1.0) for far in (0.1, 50.0)] == [(LEAST,), (MOST,)]
+    small_workload = workload((2,), Limited(), hop_s=0.0, request_s=0.0, host=HOST)
+    assert [fitted_overlap(small_workload, {2: Slowdown(far, 0.1)}, 20, 1.0) for far in (0.1, 50.0)] == [
+        (LEAST,),
+        (MOST,),
+    ]
 
 
 def test_what_cannot_be_distinguished_from_nothing_is_nothing() -> None:
-    found = workload((2,), Limited(), hop_s=0.0, request_s=0.0, host=HOST)
-    reported = slowed(replace(found, host=replace(HOST, overlap=(1.1,))), 2)
-    assert fitted_overlap(found, {2: reported}, 20, 1.0)[0] > 1.05
-    assert fitted_overlap(found, {2: replace(reported, error=0.5)}, 20, 1.0) == (1.0,)
+    small_workload = workload((2,), Limited(), hop_s=0.0, request_s=0.0, host=HOST)
+    reported = slowed(replace(small_workload, host=replace(HOST, overlap=(1.1,))), 2)
+    assert fitted_overlap(small_workload, {2: reported}, 20, 1.0)[0] > 1.05
+    assert fitted_overlap(small_workload, {2: replace(reported, error=0.5)}, 20, 1.0) == (1.0,)
 
 
 def test_of_what_meeting_costs_as_much_is_taken_as_is_certain() -> None:
-    found = workload((2,), Limited(), hop_s=0.0, request_s=0.0, host=HOST)
-    reported = slowed(replace(found, host=replace(HOST, overlap=(1.1,))), 2)
-    exact, careful = (fitted_overlap(found, {2: replace(reported, error=error)}, 20, 1.0)[0] for error in (0.001, 0.02))
+    small_workload = workload((2,), Limited(), hop_s=0.0, request_s=0.0, host=HOST)
+    reported = slowed(replace(small_workload, host=replace(HOST, overlap=(1.1,))), 2)
+    exact, careful = (
+        fitted_overlap(small_workload, {2: replace(reported, error=error)}, 20, 1.0)[0] for error in (0.001, 0.02)
+    )
     assert 1.0 < careful < exact - 0.02
 
 

@@ -46,11 +46,11 @@ def profile(manifest: Manifest) -> Profile:
 
 
 def test_the_ingress_is_found_again(manifest: Manifest) -> None:
-    found = host_of(truth.profile(passes(manifest)), manifest)
-    assert found.cores == truth.MACHINE.cpu_cores
-    assert found.send_s + found.receive_s == pytest.approx(CALL_S)
-    assert found.start_s + found.answer_s == pytest.approx(CALL_S)
-    assert 2 * found.token_s == pytest.approx(TOKEN_S)
+    host = host_of(truth.profile(passes(manifest)), manifest)
+    assert host.cores == truth.MACHINE.cpu_cores
+    assert host.send_s + host.receive_s == pytest.approx(CALL_S)
+    assert host.start_s + host.answer_s == pytest.approx(CALL_S)
+    assert 2 * host.token_s == pytest.approx(TOKEN_S)
 
 
 @pytest.mark.slow

@@ -29,26 +29,26 @@ def plan(settings: ProfileSettings, alone_s: float = 0.001) -> Plan:
 
 def test_every_point_comes_once_in_each_repeat() -> None:
     settings = replace(QUICK, repeats=3)
-    found = plan(settings)
-    one = {replace(point, repeat=0) for point in found.live}
-    assert len(found.live) == 3 * len(one)
-    assert len(set(found.live)) == len(found.live)
+    planned = plan(settings)
+    one = {replace(point, repeat=0) for point in planned.live}
+    assert len(planned.live) == 3 * len(one)
+    assert len(set(planned.live)) == len(planned.live)
 
 
 def test_repeats_have_different_orders_and_the_same_seed_the_same() -> None:
     settings = replace(QUICK, repeats=2)
-    found = plan(settings)
-    half = len(found.live) // 2
-    assert [replace(point, repeat=0) for point in found.live[:half]] != [
-        replace(point, repeat=0) for point in found.live[half:]
+    planned = plan(settings)
+    half = len(planned.live) // 2
+    assert [replace(point, repeat=0) for point in planned.live[:half]] != [
+        replace(point, repeat=0) for point in planned.live[half:]
     ]
-    assert plan(settings).live == found.live
+    assert plan(settings).live == planned.live
 
 
 def test_tokens_shares_memory_and_concurrency_are_all_covered() -> None:
     settings = ProfileSettings()
-    found = plan(settings)
-    experts = [point for point in (*found.live, *found.memory) if point.node == "expert-0-0"]
+    planned = plan(settings)
+    experts = [point for point in (*planned.live, *planned.memory) if point.node == "expert-0-0"]
     assert {point.tokens for point in experts} >= set(settings.tokens)
     assert {point.share for point in experts} >= set(settings.shares)
     assert {point.concurrency for point in experts} >= {1, *settings.concurrencies}
@@ -63,9 +63,9 @@ def test_points_of_one_memory_limit_are_together() -> None:
 
 def test_points_with_too_slow_calls_are_left_out_and_counted() -> None:
     settings = replace(QUICK, longest_call_s=0.5)
-    found = plan(settings, alone_s=0.1)
-    assert found.left_out > 0
-    assert all(point.loop == "open" or 0.1 / point.share * point.concurrency <= 0.5 for point in found.live)
+    planned = plan(settings, alone_s=0.1)
+    assert planned.left_out > 0
+    assert all(point.loop == "open" or 0.1 / point.share * point.concurrency <= 0.5 for point in planned.live)
     assert plan(settings, alone_s=0.001).left_out == 0
 
 
@@ -80,8 +80,8 @@ def test_memory_of_the_surface_brings_its_share() -> None:
 
 
 def test_the_time_of_a_plan_is_the_sum_of_its_points() -> None:
-    found = plan(QUICK)
-    assert found.total_s == pytest.approx(sum(found.seconds(point) for point in (*found.live, *found.memory)))
+    planned = plan(QUICK)
+    assert planned.total_s == pytest.approx(sum(planned.seconds(point) for point in (*planned.live, *planned.memory)))
 
 
 @pytest.mark.parametrize(

@@ -47,17 +47,17 @@ def test_the_least_memory_is_reported_for_each_concurrency() -> None:
 @pytest.mark.slow
 def test_a_profile_is_concluded_with_errors_findings_and_a_picture(tmp_path: Path) -> None:
     profile = truth.profile([*truth.rows(Truth(), seed=1, repeats=2), *surface()])
-    found = conclude(profile, tmp_path / "a.png").metadata
-    assert found.fit["cross_validated"]["all"]["points"] == 77
-    assert any("effective tick" in sentence for sentence in found.findings)
-    assert any("no ridge or valley" in sentence for sentence in found.findings)
+    metadata = conclude(profile, tmp_path / "a.png").metadata
+    assert metadata.fit["cross_validated"]["all"]["points"] == 77
+    assert any("effective tick" in sentence for sentence in metadata.findings)
+    assert any("no ridge or valley" in sentence for sentence in metadata.findings)
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_profile_that_cannot_be_fitted_says_so(tmp_path: Path) -> None:
-    found = conclude(truth.profile(surface()), tmp_path / "a.png").metadata
-    assert found.fit == {}
-    assert found.findings[0].startswith("No latency model: the profile has no measured single calls")
+    metadata = conclude(truth.profile(surface()), tmp_path / "a.png").metadata
+    assert metadata.fit == {}
+    assert metadata.findings[0].startswith("No latency model: the profile has no measured single calls")
 
 
 def test_the_closing_table_names_nodes_shares_and_changes() -> None:

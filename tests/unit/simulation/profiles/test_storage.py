@@ -152,11 +152,11 @@ def test_every_difference_of_a_machine_is_named(profile: Profile) -> None:
 
 
 def test_a_spread_by_hand() -> None:
-    found = spread([4.0, 1.0, 2.0, 3.0])
-    assert (found.n, found.mean_s, found.p50_s) == (4, 2.5, 2.5)
-    assert found.p95_s == pytest.approx(3.85)
-    assert found.sd_s == pytest.approx(1.29099, rel=1e-5)
-    assert found.quantiles_s is None
+    placed = spread([4.0, 1.0, 2.0, 3.0])
+    assert (placed.n, placed.mean_s, placed.p50_s) == (4, 2.5, 2.5)
+    assert placed.p95_s == pytest.approx(3.85)
+    assert placed.sd_s == pytest.approx(1.29099, rel=1e-5)
+    assert placed.quantiles_s is None
 
 
 def test_no_calls_have_no_spread() -> None:
