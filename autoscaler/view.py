@@ -105,7 +105,8 @@ class View:
     def _write(self, path: Path) -> None:
         part = path.with_suffix(f".{os.getpid()}.part")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.parent.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.parent.mkdir(exist_ok=True, mode=0o700)
             part.write_bytes(self.document())
             part.replace(path)
         except OSError as error:

@@ -74,6 +74,12 @@ class _Duration(click.ParamType[float]):
     "--image", "images", multiple=True, metavar="NAME=MODULE:FUNCTION", help="process: what an image runs; repeatable."
 )
 @click.option(
+    "--command-users/--no-command-users",
+    default=True,
+    show_default=True,
+    help="process: commands (fprocess) run as an unprivileged user each, where root allows it.",
+)
+@click.option(
     "--preload", multiple=True, metavar="MODULE", help="process: a module that replicas find imported; repeatable."
 )
 @click.option(
@@ -288,6 +294,7 @@ def _process_settings(settings: GatewaySettings, url: str) -> ProcessSettings:
     return ProcessSettings(
         state=settings.state,
         images=settings.images,
+        command_users=settings.command_users,
         preload=settings.preload,
         inject_env=environment,
         cpu_scale=settings.cpu_scale,

@@ -51,6 +51,8 @@ class GatewaySettings:
     drain_s: float = 20.0
     cpu_scale: float = 1.0
     images: Mapping[str, str] = field(default_factory=dict)
+    command_users: bool = True
+    """Commands (``fprocess``) have an unprivileged user of their own, where this process may become one."""
     preload: tuple[str, ...] = ()
     pipelines_dir: Path | None = None
     controllers: tuple[str, ...] = ()

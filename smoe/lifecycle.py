@@ -17,7 +17,7 @@ from typing import IO, Any
 from gateway.backends.process import kernel
 from gateway.client.client import GatewayClient
 from gateway.client.errors import GatewayUnreachableError, NotReadyError, StateError
-from gateway.client.state import running_pid
+from gateway.client.state import private_folder, running_pid
 from moe.manifest import Manifest
 from platform_words.labels import PIPELINE_LABEL
 from smoe.deployment import DeploymentSettings, function_deployments
@@ -81,8 +81,9 @@ def start_gateway(settings: GatewaySettings, *, detach: bool, timeout_s: float =
     pid = running_pid(settings.state)
     if pid is not None:
         raise StateError(f"a gateway (process {pid}) already runs on {settings.state}; `smoe down` stops it")
-    settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    settings.pipelines.mkdir(parents=True, exist_ok=True)
+    private_folder(settings.state)
+    settings.state.chmod(0o700)
+    private_folder(settings.pipelines)
     (settings.state / "gateway.json").unlink(missing_ok=True)
     log_path = settings.state / "gateway.log"
     with log_path.open("ab") as log:

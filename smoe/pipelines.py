@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from gateway.client.state import private_folder
 from moe.manifest import MANIFEST_FILE, Manifest, load
 from smoe.errors import SmoeError
 
@@ -39,7 +40,7 @@ def _adopt(folder: Path, pipelines: Path) -> tuple[Path, Manifest]:
     link = pipelines / manifest.name
     if link.resolve() == folder.resolve():
         return link, manifest
-    pipelines.mkdir(parents=True, exist_ok=True)
+    private_folder(pipelines)
     if link.is_symlink():
         link.unlink()
     elif link.exists():
@@ -60,7 +61,7 @@ def _split_preset(name: str, folder: Path) -> None:
     stamp = folder / _STAMP
     if (folder / MANIFEST_FILE).is_file() and stamp.is_file() and stamp.read_text() == digest:
         return
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(folder.parent)
     with Console(stderr=True).status(f"splitting {name} into functions"):
         split(
             preset_source(preset, None, None, 0),

@@ -12,6 +12,12 @@ from gateway.client.errors import StateError
 DEFAULT_STATE = Path(".smoe")
 
 
+def private_folder(folder: Path) -> None:
+    """Make a folder, and those above it that are missing, for this user alone: one of them may be a state folder."""
+    for path in reversed((folder, *folder.parents)):
+        path.mkdir(exist_ok=True, mode=0o700)
+
+
 def read_gateway(state: Path) -> dict[str, Any]:
     """``{url, metrics_url, pid}`` of the gateway that runs on this state folder; raises StateError."""
     path = state / "gateway.json"

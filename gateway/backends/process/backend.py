@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import logging
+import tempfile
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from pathlib import Path
@@ -18,11 +19,14 @@ from gateway.backends.process.gpu.shares import GpuShares
 from gateway.backends.process.logs import FunctionLog
 from gateway.backends.process.machines import MACHINE_VARIABLE, MachineFolders, check_machines, memory_root
 from gateway.backends.process.probes import probe
-from gateway.backends.process.programs import Prepared, prepare
+from gateway.backends.process.programs import Prepared, is_command, prepare
 from gateway.backends.process.replica_changes import STARTED, Exchanges
+from gateway.backends.process.run_folders import LIVE_SETTINGS, RunFolders
 from gateway.backends.process.secret import mount as secret_mount
 from gateway.backends.process.secret.files import SecretFiles
 from gateway.backends.process.settings import ProcessSettings
+from gateway.backends.process.users import CommandUsers
+from gateway.backends.process.users import possible as users_possible
 from gateway.backends.process.workers.launcher import Launcher
 from gateway.changes import Changes
 from gateway.contract import (
@@ -49,13 +53,16 @@ class ProcessBackend(Changes):
         super().__init__()
         self._settings = settings
         self._functions: dict[str, ManagedFunction] = {}
-        self._secrets = SecretFiles(settings.state)
+        self._run = RunFolders(memory_root(Path(tempfile.gettempdir())))
+        self._users = CommandUsers(possible=settings.command_users and users_possible())
+        self._secrets = SecretFiles(settings.state, self._run)
         self.machines: MachineFolders | None = None
         if settings.machines:
             check_machines(settings.machines)
             settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.machines = MachineFolders(settings.machines, settings.memory_root or memory_root(settings.state))
-        self.launcher = Launcher(settings, (self.machines.folder,) if self.machines else ())
+        folders = (self._run, self.machines) if self.machines else (self._run,)
+        self.launcher = Launcher(settings, tuple(locked.folder for locked in folders))
         self.gpus = gpus or GpuShares(settings)
         self._start_seconds: list[float] = []
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -98,6 +105,7 @@ class ProcessBackend(Changes):
         await self.gpus.close()
         if self.machines is not None:
             self.machines.close()
+        self._run.close()
         self._changed()
 
     def info(self) -> BackendInfo:
@@ -106,6 +114,11 @@ class ProcessBackend(Changes):
             *self.gpus.notes(),
             "constraints and readOnlyRootFilesystem are kept but have no effect: replicas are plain processes.",
         ]
+        if not self._users.possible:
+            notes.append(
+                "Commands (fprocess) run as this gateway's user and can read its password and all secrets; a gateway "
+                "that runs as root gives each an unprivileged user of its own."
+            )
         if not secret_mount.possible():
             notes.append(
                 "Secrets are files under the folder named by the environment variable secret_mount_path, "
@@ -132,7 +145,8 @@ class ProcessBackend(Changes):
         lines = FunctionLog(
             spec.name, spec.namespace, folder, settings.log_lines, settings.log_file_bytes, settings.log_files
         )
-        function = ManagedFunction(spec, prepared, replicas, self._live_settings(spec), lines, self._context)
+        live_settings = self._run.of(spec.key) / LIVE_SETTINGS
+        function = ManagedFunction(spec, prepared, replicas, live_settings, lines, self._context)
         self._functions[spec.key] = function
         self._changed()
         function.reconcile()
@@ -209,8 +223,12 @@ class ProcessBackend(Changes):
 
     def _prepare(self, spec: FunctionSpec) -> Prepared:
         self._secrets.check(spec)
-        folder = self._secrets.folder(spec)
-        prepared = prepare(spec, self._settings, folder, self._live_settings(spec), len(self.gpus.seats.gpus))
+        try:
+            user = self._users.of(spec.key) if is_command(spec, self._settings) else None
+        except ValueError as error:
+            raise ConflictError(str(error)) from error
+        prepared = prepare(spec, self._settings, self._run.of(spec.key), len(self.gpus.seats.gpus), user)
+        self._run.make(spec.key, user)
         self._secrets.mount(spec)
         return prepared
 
@@ -218,9 +236,6 @@ class ProcessBackend(Changes):
         if self.machines is None or not machine:
             return {}
         return {MACHINE_VARIABLE: machine, "smoe_weights_dir": str(self.machines.of(machine))}
-
-    def _live_settings(self, spec: FunctionSpec) -> Path:
-        return (self._settings.state / "live" / f"{spec.key}.json").resolve()
 
     def function(self, name: str, namespace: str) -> ManagedFunction:
         """The function itself, with records of its replicas. Raises NotFoundError."""
@@ -234,8 +249,8 @@ class ProcessBackend(Changes):
         await function.end()
         function.lines.close()
         if function.spec.key not in self._functions:
-            function.forget_files()
-            self._secrets.unmount(function.spec)
+            self._run.remove(function.spec.key)
+            self._users.forget(function.spec.key)
 
     def _records(self) -> builtins.list[tuple[ManagedFunction, Record]]:
         return [(function, record) for function in self._functions.values() for record in function.replicas.values()]

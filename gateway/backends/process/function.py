@@ -277,17 +277,14 @@ class ManagedFunction:
         self.reconcile()
         await asyncio.gather(*(record.gone.wait() for record in records))
 
-    def forget_files(self) -> None:
-        self._live_settings.unlink(missing_ok=True)
-
     def _on_timer(self) -> None:
         self._timer = None
         self.reconcile()
 
     def _write_live_settings(self) -> None:
-        self._live_settings.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         temporary = self._live_settings.with_suffix(".tmp")
         temporary.write_text(json.dumps({"max_inflight": self.prepared.max_inflight}))
+        temporary.chmod(0o644)  # its folder is what only the function's user enters
         temporary.replace(self._live_settings)
 
     def _program(self, record: Record) -> Program:

@@ -1,5 +1,5 @@
-"""Linux calls that Python does not offer: ``prctl`` for the signal at a parent's death and for the process name, and
-``setns`` for a network namespace.
+"""Linux calls that Python does not offer: ``prctl`` for the signal at a parent's death, for the process name and for
+rights that cannot come back, and ``setns`` for a network namespace.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import signal
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
+_PR_SET_NO_NEW_PRIVS = 38
 _CLONE_NEWNET = 0x40000000
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -21,6 +22,19 @@ def die_with_parent(parent_pid: int, signal_number: int = signal.SIGKILL) -> Non
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent_pid:
         os._exit(1)
+
+
+def become_user(user: int, parent_pid: int) -> None:
+    """Be ``user``, with the group of that number and no other, from now on and whatever is executed. Raises OSError.
+
+    The kernel forgets the signal at a parent's death with the change, so it is asked for again.
+    """
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+    if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_NO_NEW_PRIVS) failed")
+    die_with_parent(parent_pid)
 
 
 def name_process(name: str) -> None:

@@ -51,26 +51,34 @@ def check_machines(machines: tuple[str, ...]) -> None:
             )
 
 
-class MachineFolders:
-    """One memory folder for each machine, below a folder of this gateway that a lock marks as in use."""
+class LockedFolder:
+    """A folder of this gateway that a lock marks as in use: it ends with the gateway, however that ends."""
 
-    def __init__(self, machines: Iterable[str], root: Path) -> None:
-        """Makes the folders; those that a gateway left behind which is gone are removed. Raises OSError."""
-        remove_abandoned(root)
-        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))
+    def __init__(self, root: Path, prefix: str) -> None:
+        """Makes it; those that a gateway left behind which is gone are removed. Raises OSError."""
+        remove_abandoned(root, prefix)
+        self.folder = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
+        (self.folder / LOCK).touch(mode=0o600)
         self._lock: IO[str] = (self.folder / LOCK).open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def close(self) -> None:
+        """Give the memory back; pages that a worker still maps go with that worker."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._lock.close()
+
+
+class MachineFolders(LockedFolder):
+    """One memory folder for each machine."""
+
+    def __init__(self, machines: Iterable[str], root: Path) -> None:
+        super().__init__(root, PREFIX)
         self._by_machine = {machine: self.folder / machine for machine in machines}
         for folder in self._by_machine.values():
             folder.mkdir(mode=0o700)
 
     def of(self, machine: str) -> Path:
         return self._by_machine[machine]
-
-    def close(self) -> None:
-        """Give the memory back; pages that a worker still maps go with that worker."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self._lock.close()
 
 
 def remove_if_abandoned(folder: Path) -> bool:
@@ -89,14 +97,14 @@ def remove_if_abandoned(folder: Path) -> bool:
     return True
 
 
-def remove_abandoned(root: Path) -> None:
+def remove_abandoned(root: Path, prefix: str = PREFIX) -> None:
     """Remove what gateways left behind that were killed."""
     with contextlib.suppress(OSError):
-        for folder in root.glob(f"{PREFIX}*"):
+        for folder in root.glob(f"{prefix}*"):
             remove_if_abandoned(folder)
 
 
-def memory_root(state: Path) -> Path:
-    """Shared memory of the machine where a process may write there, else the state folder (files in the page cache)."""
+def memory_root(otherwise: Path) -> Path:
+    """Shared memory of the machine where a process may write there, else ``otherwise`` (files in the page cache)."""
     shared = Path("/dev/shm")  # noqa: S108 (a fixed place of the kernel's; folders in it have names of their own)
-    return shared if shared.is_dir() and os.access(shared, os.W_OK) else state
+    return shared if shared.is_dir() and os.access(shared, os.W_OK) else otherwise

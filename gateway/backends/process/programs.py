@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gateway.backends.process.machines import placement_of
 from gateway.backends.process.quantities import Limits, duration_s, gpu_tenths, limits_of, whole_number
+from gateway.backends.process.run_folders import LIVE_SETTINGS, SECRETS
 from gateway.backends.process.settings import ProcessSettings
 from gateway.backends.process.workers.launcher import WATCHDOG_MODULE, Program
 from gateway.contract import FunctionSpec, InvalidSpecError
@@ -17,7 +18,9 @@ from platform_words.labels import BACKGROUND, BURST, GPU_MEMORY, NODES_LABEL, PI
 
 WATCHDOG_ENTRY = f"{WATCHDOG_MODULE}:main"
 MAX_ENVIRONMENT_BYTES = 96 * 1024
-_PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR")
+_PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ")
+_PASSED_ON_OWN = ("HOME", "TMPDIR")
+"""Of use to the gateway's user only."""
 _LIVE_KEYS = ("max_inflight",)
 _RESERVED = ("port",)
 
@@ -50,10 +53,16 @@ def _fixed(program: Program) -> tuple[str, dict[str, str]]:
     return program.entry, {key: value for key, value in program.environ.items() if key not in _LIVE_KEYS}
 
 
+def is_command(spec: FunctionSpec, settings: ProcessSettings) -> bool:
+    """Whether ``envProcess`` is run per call, as the image is not one of the table."""
+    return image_name(spec.image) not in settings.images
+
+
 def prepare(
-    spec: FunctionSpec, settings: ProcessSettings, secrets: Path, live_settings: Path, gpus: int = 0
+    spec: FunctionSpec, settings: ProcessSettings, folder: Path, gpus: int = 0, user: int | None = None
 ) -> Prepared:
-    """Check a spec and work out what to run. ``gpus``: how many this machine shares. Raises InvalidSpecError."""
+    """Check a spec and work out what to run. ``folder``: its run folder; ``gpus``: how many this machine shares;
+    ``user``: the one that its processes become. Raises InvalidSpecError."""
     entry = settings.images.get(image_name(spec.image))
     command = spec.env_process.strip() or spec.env_vars.get("fprocess", "").strip()
     if entry is None and not command:
@@ -63,7 +72,9 @@ def prepare(
             "(fprocess), the command that would be run per call"
         )
     _check_environment(spec)
-    environ = {key: os.environ[key] for key in _PASSED_ON if key in os.environ}
+    passed_on = _PASSED_ON if user is not None else (*_PASSED_ON, *_PASSED_ON_OWN)
+    environ = {key: os.environ[key] for key in passed_on if key in os.environ}
+    environ.setdefault("HOME", "/")
     # Several replicas share this machine: threads of one would take the processors that another was promised.
     environ["OMP_NUM_THREADS"] = "1"
     if entry is not None:
@@ -78,8 +89,8 @@ def prepare(
     environ.update(
         OPENFAAS_NAME=spec.name,
         OPENFAAS_NAMESPACE=spec.namespace,
-        secret_mount_path=str(secrets),
-        smoe_live_settings=str(live_settings),
+        secret_mount_path=str(folder / SECRETS),
+        smoe_live_settings=str(folder / LIVE_SETTINGS),
     )
     write_timeout_s = duration_s(spec.env_vars, "write_timeout", settings.write_timeout_s)
     return Prepared(
@@ -87,9 +98,10 @@ def prepare(
             entry,
             spec.name,
             environ,
-            str(secrets) if spec.secrets else "",
+            str(folder / SECRETS) if spec.secrets else "",
             _group(spec, entry),
             spec.annotations.get(BACKGROUND) == "true",
+            user,
         ),
         limits_of(spec, gpus),
         whole_number(spec.env_vars, "max_inflight", 0),

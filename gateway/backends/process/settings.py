@@ -30,9 +30,11 @@ class ProcessSettings:
     """Settings of the process backend. Only ``state`` has no default."""
 
     state: Path
-    """The state folder; secrets, logs and live settings go below it, mode 0700."""
+    """The state folder; secrets and logs go below it, mode 0700."""
     images: Mapping[str, str] = field(default_factory=dict)
     """Image name (tag ignored) → ``module:function`` called as ``function(environ, listener, ready)``."""
+    command_users: bool = True
+    """Functions that are a command have an unprivileged user of their own, where this process may become one."""
     preload: tuple[str, ...] = ()
     """Modules the warm parent imports besides those of ``images``."""
     inject_env: EnvironmentSource = field(default_factory=dict)

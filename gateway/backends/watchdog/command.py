@@ -56,6 +56,7 @@ async def run(settings: WatchdogSettings, body: bytes, environment: Mapping[str,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT if settings.combine_output else subprocess.PIPE,
             env=dict(environment),
+            close_fds=False,  # none is inheritable; a user who may not list its own would try each number there can be
         )
     except (OSError, ValueError) as error:
         return Outcome(None, b"", str(error).encode(), time.perf_counter() - began)

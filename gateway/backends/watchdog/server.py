@@ -12,6 +12,11 @@ from typing import Any
 
 import uvicorn
 
+# Which uvicorn would import when it serves; by then this process may be a user who cannot read where they are.
+import uvicorn.lifespan.off
+import uvicorn.loops.asyncio
+import uvicorn.protocols.http.httptools_impl
+
 from gateway.backends.watchdog import command
 from gateway.backends.watchdog.settings import WatchdogSettings, from_environment, live_max_inflight
 

@@ -33,11 +33,12 @@ def run(parent_pid: int, channel_descriptor: int, join: list[str], ending: str) 
     """Body of the forked process. Never returns, whatever happens. ``join``, ``ending``: files of cgroups to enter now,
     and (where not empty) at the end.
     """
-    code = 1
+    code, leaving = 1, -1
     try:
         kernel.die_with_parent(parent_pid)
         _start_clean(channel_descriptor, join)
-        code = _become(socket.socket(fileno=channel_descriptor))
+        leaving = os.open(ending, os.O_WRONLY) if ending else -1  # now: what it becomes may not be allowed to
+        code = _become(socket.socket(fileno=channel_descriptor), parent_pid)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         if isinstance(end.code, str):
@@ -51,7 +52,7 @@ def run(parent_pid: int, channel_descriptor: int, join: list[str], ending: str) 
             sys.stdout.flush()
             sys.stderr.flush()
         with contextlib.suppress(OSError):
-            _enter(ending)
+            os.write(leaving, b"0")
         os._exit(code)
 
 
@@ -70,13 +71,12 @@ def _start_clean(channel_descriptor: int, join: list[str]) -> None:
 
 
 def _enter(path: str) -> None:
-    """Join the cgroup of a ``cgroup.procs`` file; none where it is empty. Raises OSError."""
-    if path:
-        descriptor = os.open(path, os.O_WRONLY)
-        try:
-            os.write(descriptor, b"0")
-        finally:
-            os.close(descriptor)
+    """Join the cgroup of a ``cgroup.procs`` file. Raises OSError."""
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        os.write(descriptor, b"0")
+    finally:
+        os.close(descriptor)
 
 
 def close_all_but(kept: int) -> None:
@@ -89,7 +89,7 @@ def _highest_descriptor() -> int:
     return max((int(name) for name in os.listdir("/proc/self/fd")), default=2)  # noqa: PTH208 (names only)
 
 
-def _become(line: socket.socket) -> int:
+def _become(line: socket.socket, parent_pid: int) -> int:
     """Wait for the assignment, turn into that replica, run its entry. Returns the exit code."""
     entry: Entry | None = None
     try:
@@ -118,6 +118,8 @@ def _become(line: socket.socket) -> int:
         module, _, attribute = message["entry"].partition(":")
         entry = getattr(importlib.import_module(module), attribute)
         assert entry is not None
+    if message["user"] is not None:  # after the import: modules may be where only the gateway's user reads
+        kernel.become_user(message["user"], parent_pid)
 
     def ready() -> None:
         gc.freeze()

@@ -50,6 +50,8 @@ class Program:
     """Programs of one group may be started from the same standbys; empty: from blanks only."""
     background: bool = False
     """It gives way to others where there is not enough processor time for all."""
+    user: int | None = None
+    """User and group id that it becomes; None: the gateway's user."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +205,7 @@ class Launcher:
                     "name": program.name,
                     "environ": environ,
                     "secrets": program.secrets,
+                    "user": program.user,
                     "network": network.namespace if network else "",
                 }
                 channel.send(held.forked.line, message, (listener.fileno(), writing))

@@ -3,11 +3,13 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gateway.backends.process.logs import MAX_LINE_BYTES, FunctionLog, LineReader
+from gateway.backends.process.run_folders import RunFolders
 from gateway.backends.process.secret.files import SecretFiles
 from gateway.contract import ConflictError, FunctionSpec, InvalidSpecError, LogLine, NotFoundError
 
@@ -96,8 +98,15 @@ async def test_endless_lines_are_cut() -> None:
     assert max(map(len, lines)) <= 2 * MAX_LINE_BYTES
 
 
-def test_secrets_are_private_files_and_never_overwritten_by_create(tmp_path: Path) -> None:
-    secrets = SecretFiles(tmp_path)
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[RunFolders]:
+    folders = RunFolders(tmp_path)
+    yield folders
+    folders.close()
+
+
+def test_secrets_are_private_files_and_never_overwritten_by_create(tmp_path: Path, run: RunFolders) -> None:
+    secrets = SecretFiles(tmp_path, run)
     secrets.put("key", "ns", b"\x00value", create=True)
     path = tmp_path / "secrets" / "functions" / "ns" / "key"
     assert path.read_bytes() == b"\x00value"
@@ -114,16 +123,21 @@ def test_secrets_are_private_files_and_never_overwritten_by_create(tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["../key", "a/b", "", ".hidden", "x" * 300, "a\0b"])
-def test_names_that_leave_the_folder_are_refused(tmp_path: Path, name: str) -> None:
+def test_names_that_leave_the_folder_are_refused(tmp_path: Path, run: RunFolders, name: str) -> None:
     with pytest.raises(InvalidSpecError):
-        SecretFiles(tmp_path).put(name, "ns", b"", create=True)
+        SecretFiles(tmp_path, run).put(name, "ns", b"", create=True)
 
 
-def test_a_function_sees_only_its_own_secrets(tmp_path: Path) -> None:
-    secrets = SecretFiles(tmp_path)
+def test_a_function_sees_only_its_own_secrets(tmp_path: Path, run: RunFolders) -> None:
+    secrets = SecretFiles(tmp_path, run)
     for name in ("a", "b"):
         secrets.put(name, "ns", name.encode(), create=True)
+    run.make("f.ns", None)
     folder = secrets.mount(FunctionSpec("f", "i", namespace="ns", secrets=("a", "b")))
     assert {path.name: path.read_text() for path in folder.iterdir()} == {"a": "a", "b": "b"}
     secrets.mount(FunctionSpec("f", "i", namespace="ns", secrets=("b",)))
     assert [path.name for path in folder.iterdir()] == ["b"]
+    secrets.put("b", "ns", b"newer", create=False)
+    assert (folder / "b").read_text() == "newer"
+    secrets.delete("b", "ns")
+    assert list(folder.iterdir()) == []

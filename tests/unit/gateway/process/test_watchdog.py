@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from gateway.backends.watchdog.settings import WatchdogError, from_environment
 from gateway.contract import FunctionSpec
 from tests.unit.gateway.process.conftest import (
     NAMESPACE,
+    Starter,
     alive,
     ask,
     eventually,
@@ -29,6 +31,13 @@ from tests.unit.gateway.process.conftest import (
 
 def command(name: str, process: str, **environment: str) -> FunctionSpec:
     return FunctionSpec(name, "alpine/any:latest", env_process=process, env_vars=environment)
+
+
+@pytest.fixture
+async def as_gateway(running: Starter) -> AsyncIterator[ProcessBackend]:
+    """Whose commands may read what lies in pytest's folders."""
+    async with running(command_users=False) as started:
+        yield started
 
 
 async def address_of(backend: ProcessBackend, spec: FunctionSpec) -> str:
@@ -62,15 +71,15 @@ async def test_the_command_is_split_on_spaces_and_no_shell_is_involved(backend: 
     assert (await ask(address))[2] == b"$HOME; 'a b' | cat\n"
 
 
-async def test_a_failing_command_is_a_500_and_its_errors_are_logged(backend: ProcessBackend, tmp_path: Path) -> None:
+async def test_a_failing_command_is_a_500_and_its_errors_are_logged(as_gateway: ProcessBackend, tmp_path: Path) -> None:
     program = tmp_path / "fail.py"
     program.write_text("import sys; print('out'); print('this went wrong', file=sys.stderr); sys.exit(7)")
-    address = await address_of(backend, command("f", f"{sys.executable} {program}", combine_output="false"))
+    address = await address_of(as_gateway, command("f", f"{sys.executable} {program}", combine_output="false"))
     status, _, answer = await ask(address)
     assert status == 500
     assert b"exit status 7" in answer
     assert b"went wrong" not in answer
-    assert any("this went wrong" in text for text in await log_texts(backend, "f"))
+    assert any("this went wrong" in text for text in await log_texts(as_gateway, "f"))
 
 
 async def test_a_command_that_does_not_exist_is_a_500(backend: ProcessBackend) -> None:
@@ -80,14 +89,14 @@ async def test_a_command_that_does_not_exist_is_a_500(backend: ProcessBackend) -
 
 
 @pytest.mark.slow
-async def test_exec_timeout_kills_the_command_and_its_children(backend: ProcessBackend, tmp_path: Path) -> None:
+async def test_exec_timeout_kills_the_command_and_its_children(as_gateway: ProcessBackend, tmp_path: Path) -> None:
     program = tmp_path / "deep.py"
     program.write_text(
         "import subprocess, sys, pathlib\nc = subprocess.Popen(['sleep', '600'])\n"
         "pathlib.Path(sys.argv[1]).write_text(str(c.pid))\nc.wait()\n"
     )
     pid_file = tmp_path / "pid"
-    address = await address_of(backend, command("f", f"{sys.executable} {program} {pid_file}", exec_timeout="1s"))
+    address = await address_of(as_gateway, command("f", f"{sys.executable} {program} {pid_file}", exec_timeout="1s"))
     status, _, answer = await ask(address)
     assert (status, b"exec_timeout" in answer) == (504, True)
     child = int(pid_file.read_text())
@@ -125,14 +134,14 @@ async def test_a_drain_lets_commands_finish(backend: ProcessBackend) -> None:
     await until(backend, "f", ready(0))
 
 
-async def test_a_command_reads_its_secret_from_the_mount(backend: ProcessBackend, tmp_path: Path) -> None:
-    await backend.put_secret("key", NAMESPACE, b"s3cret", create=True)
+async def test_a_command_reads_its_secret_from_the_mount(as_gateway: ProcessBackend, tmp_path: Path) -> None:
+    await as_gateway.put_secret("key", NAMESPACE, b"s3cret", create=True)
     program = tmp_path / "read.py"
     program.write_text("import os; print(open(os.environ['secret_mount_path'] + '/key').read(), end='')")
     spec = FunctionSpec("f", "x/y", env_process=f"{sys.executable} {program}", secrets=("key",))
-    address = await address_of(backend, spec)
+    address = await address_of(as_gateway, spec)
     assert (await ask(address))[2] == b"s3cret"
-    await backend.put_secret("key", NAMESPACE, b"new", create=False)
+    await as_gateway.put_secret("key", NAMESPACE, b"new", create=False)
     assert (await ask(address))[2] == b"new"
 
 
