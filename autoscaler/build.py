@@ -19,7 +19,7 @@ from autoscaler.policies import Making, hpa_settings, make_policy
 from autoscaler.policy.fallback import FallbackPolicy, FallbackSettings
 from autoscaler.policy.hpa import HpaPolicy
 from autoscaler.prices import DEFAULT_SHEET, load_prices
-from autoscaler.settings import LEARNT, ControllerSettings, window_of
+from autoscaler.settings import LEARNT, ControllerSettings, runtime_of, window_of
 from autoscaler.topology import load_topology
 from autoscaler.view import View
 
@@ -94,7 +94,7 @@ def _limits(settings: ControllerSettings) -> LimitSettings:
     return LimitSettings(
         space=replace(settings.space, replicas_min=settings.min_replicas, replicas_max=settings.max_replicas),
         alpha=settings.alpha,
-        runtime_mb=settings.runtime_mb,
+        runtime=runtime_of(settings),
         max_step_replicas=settings.max_step_replicas,
         max_step_factor=settings.max_step_factor,
         cooldown_s=settings.cooldown_s,

@@ -98,6 +98,8 @@ class Bound(NamedTuple):
     """Likewise."""
     gpu_share: float = math.inf
     """Likewise."""
+    least_memory_mb: float = 0.0
+    """A smaller memory limit than this is refused."""
 
     def brought_about(self, now: Configuration, least: int) -> Configuration:
         """``now`` without replicas that cannot be brought about, and never below ``least`` of them."""
@@ -106,7 +108,9 @@ class Bound(NamedTuple):
 
     def possible(self, now: Configuration, target: Configuration) -> Configuration:
         """``target``, on each axis where it grows too far as ``now``."""
-        memory_mb = now.memory_mb if now.memory_mb < target.memory_mb >= self.memory_mb else target.memory_mb
+        grown = now.memory_mb < target.memory_mb >= self.memory_mb
+        shrunk = now.memory_mb > target.memory_mb < self.least_memory_mb
+        memory_mb = now.memory_mb if grown or shrunk else target.memory_mb
         refused = (
             now.cpu_cores < target.cpu_cores >= self.cpu_cores or now.gpu_share < target.gpu_share >= self.gpu_share
         )
@@ -120,7 +124,7 @@ class Bound(NamedTuple):
         """Whether this is a configuration that nothing could grow to."""
         return (
             configuration.replicas > self.replicas
-            or configuration.memory_mb >= self.memory_mb
+            or not self.least_memory_mb <= configuration.memory_mb < self.memory_mb
             or configuration.cpu_cores >= self.cpu_cores
             or configuration.gpu_share >= self.gpu_share
         )
@@ -128,7 +132,9 @@ class Bound(NamedTuple):
     def and_also(self, other: Bound) -> Bound:
         """Both at once."""
         why = self.why if other.why == self.why else f"{self.why}, {other.why}"
-        return Bound(why, *(min(pair) for pair in zip(self[1:], other[1:], strict=True)))
+        mine, theirs = self[1:-1], other[1:-1]
+        tighter = Bound(why, *(min(pair) for pair in zip(mine, theirs, strict=True)))
+        return tighter._replace(least_memory_mb=max(self.least_memory_mb, other.least_memory_mb))
 
     @staticmethod
     def below(present: Configuration | None, refused: Configuration, why: str) -> Bound:
@@ -250,7 +256,7 @@ class ConfigurationSpace:
         else:
             share = min(self.gpu_shares, key=lambda value: abs(value - desired.gpu_share))
         return Configuration(
-            self._memory_at_least(desired.memory_mb) or self.memory_sizes_mb[-1],
+            self.memory_at_least_mb(desired.memory_mb) or self.memory_sizes_mb[-1],
             cores,
             share,
             min(max(desired.replicas, self.replicas_min), self.replicas_max),
@@ -260,7 +266,7 @@ class ConfigurationSpace:
 
     def least_memory_mb(self, need: MemoryNeed, replicas: int) -> int | None:
         """Smallest memory of the space that satisfies Eq. (2), or None where none does."""
-        return self._memory_at_least(need.required_mb(replicas))
+        return self.memory_at_least_mb(need.required_mb(replicas))
 
     def mask(self, need: MemoryNeed) -> Mapping[int, int | None]:
         """Eq. (2) over the whole space: replicas → least memory in MiB (None: no memory of the space is enough).
@@ -269,7 +275,8 @@ class ConfigurationSpace:
         """
         return {replicas: self.least_memory_mb(need, replicas) for replicas in self.replica_counts}
 
-    def _memory_at_least(self, memory_mb: float) -> int | None:
+    def memory_at_least_mb(self, memory_mb: float) -> int | None:
+        """Smallest memory of the space that is no less, or None."""
         steps = max(0, math.ceil((memory_mb - self.memory_min_mb) / self.memory_step_mb))
         sizes = self.memory_sizes_mb
         return sizes[steps] if steps < len(sizes) else None

@@ -31,6 +31,7 @@ __all__ = [
     "Machine",
     "Memory",
     "MemoryNeed",
+    "MeteredPlatform",
     "MetricsSource",
     "NodeInfo",
     "NodeKind",
@@ -317,6 +318,14 @@ class PlacedPlatform(Platform, Protocol):
 
     def floors(self) -> Mapping[str, int]:
         """Function → fewest replicas, as read last: one for each node that a placement gives it; of others nothing."""
+
+
+@runtime_checkable
+class MeteredPlatform(Platform, Protocol):
+    """One that takes a while to bring limits about, or fails to."""
+
+    def in_force(self) -> Mapping[str, Configuration]:
+        """Function → what its replicas really have, as read last, where that is not what they should have."""
 
 
 @dataclass(frozen=True)

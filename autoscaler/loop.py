@@ -14,6 +14,7 @@ from autoscaler.contract import (
     Configuration,
     Decision,
     Memory,
+    MeteredPlatform,
     MetricsSource,
     Observation,
     PlacedPlatform,
@@ -67,6 +68,9 @@ class Controller:
         self._floors: Callable[[], Mapping[str, int]] = (
             platform.floors if isinstance(platform, PlacedPlatform) else dict
         )
+        self._in_force: Callable[[], Mapping[str, Configuration]] = (
+            platform.in_force if isinstance(platform, MeteredPlatform) else dict
+        )
         self._limits = limits
         self._logger = logger
         self.view = view
@@ -84,6 +88,7 @@ class Controller:
         """
         observation = self._source.observe(now_s, window_s or self.window_s)
         observation, present = self._with_present(observation)
+        paid = _with_configurations(observation, self._in_force())
         begun_s = time.perf_counter()
         proposal = self._propose(observation, now_s)
         bounds = self._bounds()
@@ -95,7 +100,7 @@ class Controller:
             if result.failures:
                 decisions, result = self._decide_again(observation, proposal, decisions, result, now_s, bounds)
             self._limit_state = self._limit_state.after(result.applied, now_s)
-        cost, by_node = total_cost(observation, self.prices)
+        cost, by_node = total_cost(paid, self.prices)
         report = TickReport(
             observation,
             decisions,
@@ -233,6 +238,14 @@ def short(configuration: Configuration) -> str:
     compute = f"{configuration.gpu_share:g}gpu" if configuration.gpu_share else f"{configuration.cpu_cores:g}cpu"
     standbys = f"+{configuration.standbys}" if configuration.standbys else ""
     return f"{configuration.memory_mb}MiB/{compute}/{configuration.replicas}{standbys}x{configuration.concurrency}"
+
+
+def _with_configurations(observation: Observation, in_force: Mapping[str, Configuration]) -> Observation:
+    """The window with what ran in place of what should have."""
+    if not in_force:
+        return observation
+    nodes = (node._replace(configuration=in_force.get(node.function, node.configuration)) for node in observation.nodes)
+    return replace(observation, nodes=tuple(nodes))
 
 
 def run(

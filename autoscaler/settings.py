@@ -13,6 +13,7 @@ from pydantic import Field
 
 from autoscaler.checked import Checked, Flag, FromOne, FromZero, NotNegative, Positive, PositiveShare, Rule
 from autoscaler.contract import NAMESPACE, ConfigurationSpace
+from platform_words.memory import CONTAINER, FORKED, RuntimeMemory
 
 POLICY_NAMES = (
     "static", "hpa", "tuned-hpa", "openfaas", "kpa", "keda", "apa", "slo-aware", "elasticmoe", "serverlessmoe",
@@ -121,8 +122,8 @@ class ControllerSettings(Checked):
     """Φ; its replica bounds are replaced by ``min_replicas`` and ``max_replicas``."""
     alpha: PositiveShare = 0.9
     """Loss factor of Eq. (2)."""
-    runtime_mb: FromZero = 64
-    """Memory of a worker besides its weights: part of M_e of Eq. (2)."""
+    runtime_mb: FromZero | None = None
+    """Memory of a worker besides its weights, in MiB: part of M_e of Eq. (2). [default: measured, by platform]"""
     max_step_replicas: FromZero = 8
     """Most replicas that one decision adds or removes; 0 = no limit."""
     max_step_factor: NotNegative = 0.0
@@ -176,6 +177,13 @@ def is_policy(name: str) -> bool:
 def with_hpa(policy: str, table: Mapping[str, Any], hpa: Mapping[str, Any]) -> dict[str, Any]:
     """``policy_settings`` of a policy with the settings ``table``, and HPA's where it runs with it or in its place."""
     return {**hpa, **table} if policy in HPA_NAMES else {**table, "hpa": dict(hpa)}
+
+
+def runtime_of(settings: ControllerSettings) -> RuntimeMemory:
+    """Memory of workers besides weights: as given, else as measured where the platform runs them."""
+    if settings.runtime_mb is not None:
+        return RuntimeMemory.same(settings.runtime_mb)
+    return CONTAINER if settings.platform == "kubernetes" else FORKED
 
 
 def window_of(settings: ControllerSettings) -> float:

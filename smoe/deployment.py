@@ -7,7 +7,7 @@ tokens in flight, as Eq. (2) of the sMoE paper asks: ``alpha * memory >= M_e + 2
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ from platform_words.labels import (
     SCALE_MAX,
     SCALE_MIN,
 )
+from platform_words.memory import FORKED, LIMIT_MIN_MB, LIMIT_STEP_MB, RuntimeMemory
 from platform_words.resources import GPU
 from smoe import __version__
 
@@ -55,10 +56,12 @@ class DeploymentSettings:
     min_replicas: int = 1
     max_replicas: int = 8
     ingress_replicas: int = 1
-    runtime_mib: int = 64
-    """Private memory of a worker before it holds weights (measured: about 30 MiB after a fork)."""
+    runtime: RuntimeMemory = FORKED
+    """Memory of a worker before it holds weights, where these functions will run."""
     gpu_runtime_mib: int = 2048
     """The same with a CUDA context, whose libraries the worker has in memory; an assumption, not measured here."""
+    ingress_calls_mib: int = 64
+    """Memory of the ingress for requests in flight."""
     peak_tokens: int = 8192
     """P of Eq. (2): most tokens in flight at once in one replica."""
     memory_share: float = 0.9
@@ -89,13 +92,20 @@ def function_deployments(manifest: Manifest, settings: DeploymentSettings | None
     ]
 
 
-def memory_limit_mib(weights_bytes: int, bytes_per_token: int, settings: DeploymentSettings) -> int:
-    """Smallest memory step ``128 + 64 n`` MiB that satisfies Eq. (2)."""
-    runtime_mib = settings.gpu_runtime_mib if settings.gpu_tenths else settings.runtime_mib
-    need = (
-        runtime_mib + weights_bytes / MIB + 2 * bytes_per_token * settings.peak_tokens / MIB
-    ) / settings.memory_share
-    return 128 + 64 * max(0, math.ceil((need - 128) / 64))
+def memory_limit_mib(nodes: Sequence[Node], settings: DeploymentSettings) -> int:
+    """Smallest memory step ``128 + 64 n`` MiB that satisfies Eq. (2) for a worker of ``nodes``."""
+    runtime_mib = settings.runtime.of(frozenset(node.kind for node in nodes))
+    if settings.gpu_tenths:
+        runtime_mib = settings.gpu_runtime_mib
+    weights_bytes = sum(node.parameter_bytes for node in nodes)
+    bytes_per_token = max(node.bytes_in_per_token + node.bytes_out_per_token for node in nodes)
+    return _step_mib(runtime_mib + weights_bytes / MIB + 2 * bytes_per_token * settings.peak_tokens / MIB, settings)
+
+
+def _step_mib(used_mib: float, settings: DeploymentSettings) -> int:
+    """The smallest step of which ``memory_share`` holds ``used_mib``."""
+    above = used_mib / settings.memory_share - LIMIT_MIN_MB
+    return LIMIT_MIN_MB + LIMIT_STEP_MB * max(0, math.ceil(above / LIMIT_STEP_MB))
 
 
 def render_stack(
@@ -175,9 +185,9 @@ def _base(
 
 
 def _ingress(manifest: Manifest, settings: DeploymentSettings) -> dict[str, Any]:
-    deployment = _base(
-        manifest, manifest.name, "ingress", settings.ingress_concurrency, settings.ingress_cpu_cores, 256, settings
-    )
+    memory_mib = _step_mib(settings.runtime.ingress_mb + settings.ingress_calls_mib, settings)
+    concurrency, cores = settings.ingress_concurrency, settings.ingress_cpu_cores
+    deployment = _base(manifest, manifest.name, "ingress", concurrency, cores, memory_mib, settings)
     deployment["envVars"]["smoe_address_template"] = settings.address_template
     if settings.ingress_passes:
         deployment["envVars"]["smoe_max_passes"] = str(settings.ingress_passes)
@@ -192,9 +202,7 @@ def _ingress(manifest: Manifest, settings: DeploymentSettings) -> dict[str, Any]
 def _worker(manifest: Manifest, name: str, nodes: list[Node], settings: DeploymentSettings) -> dict[str, Any]:
     only_experts = all(node.kind == "expert" for node in nodes)
     concurrency = settings.expert_concurrency if only_experts else settings.segment_concurrency
-    weights_bytes = sum(node.parameter_bytes for node in nodes)
-    bytes_per_token = max(node.bytes_in_per_token + node.bytes_out_per_token for node in nodes)
-    memory_mib = memory_limit_mib(weights_bytes, bytes_per_token, settings)
+    memory_mib = memory_limit_mib(nodes, settings)
     keeps = manifest.task == "causal-lm" and any(node.kind == "segment" for node in nodes)
     if keeps:
         memory_mib += settings.kv_mib

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import NamedTuple
 
 from autoscaler.contract import (
     MIB,
@@ -24,6 +25,7 @@ from autoscaler.contract import (
 from autoscaler.decision.budget import no_worse, within_budget
 from autoscaler.decision.capacity import within_capacity
 from autoscaler.prices import PriceSheet
+from platform_words.memory import FORKED, RuntimeMemory
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class LimitSettings:
     space: ConfigurationSpace = field(default_factory=ConfigurationSpace)
     alpha: float = 0.9
     """Loss factor of Eq. (2)."""
-    runtime_mb: int = 64
+    runtime: RuntimeMemory = FORKED
     """Part of M_e that is not weights: the worker's own memory."""
     max_step_replicas: int = 8
     """Most replicas that one decision adds or removes."""
@@ -94,9 +96,10 @@ def decide(
         if desired == now and (bound is None or now.replicas <= bound.replicas):
             decisions.append(Decision(function, name, now, desired, now, reason))
             continue
-        needs[function] = memory_need(nodes, [observation.node(node.id) for node in nodes], settings)
-        floor = floors.get(function, 0)
-        target, hits = _limited(function, now, desired, needs[function], now_s, state, settings, bound, floor)
+        observed = [observation.node(node.id) for node in nodes]
+        needs[function] = memory_need(nodes, observed, settings)
+        least = _Least(floors.get(function, 0), _used_mb(now, observed))
+        target, hits = _limited(function, now, desired, needs[function], now_s, state, settings, bound, least)
         decisions.append(Decision(function, name, now, desired, target, reason, tuple(hits)))
     if settings.budget_per_hour is not None:
         decisions = within_budget(decisions, present, needs, settings.budget_per_hour, prices)
@@ -108,15 +111,29 @@ def decide(
 def memory_need(
     nodes: Sequence[NodeInfo], observed: Sequence[NodeObservation | None], settings: LimitSettings
 ) -> MemoryNeed | None:
-    """Eq. (2)'s numbers of one function; None where the peak of tokens is not known. The ingress holds no expert: 0."""
+    """Eq. (2)'s numbers of one function; None where the peak of tokens is not known. The ingress holds no expert."""
+    runtime_bytes = settings.runtime.of(frozenset(node.kind for node in nodes)) * MIB
     if any(node.kind == "ingress" for node in nodes):
-        return MemoryNeed(0, 0, 0.0, settings.alpha)
+        return MemoryNeed(runtime_bytes, 0, 0.0, settings.alpha)
     peaks = [None if node is None else node.peak_tokens for node in observed]
     measured = [peak for peak in peaks if peak is not None]
     if len(measured) < len(peaks):
         return None
-    runtime_bytes = sum(node.weights_bytes for node in nodes) + settings.runtime_mb * MIB
+    runtime_bytes += sum(node.weights_bytes for node in nodes)
     return MemoryNeed(runtime_bytes, max(node.bytes_per_token for node in nodes), sum(measured), settings.alpha)
+
+
+class _Least(NamedTuple):
+    """What no policy may take away from one function."""
+
+    replicas: int
+    memory_mb: float
+    """MiB that a replica uses now, 0 where that is not known."""
+
+
+def _used_mb(now: Configuration, observed: Sequence[NodeObservation | None]) -> float:
+    used = (None if node is None else node.memory_utilisation for node in observed)
+    return max((share * now.memory_mb for share in used if share is not None), default=0.0)
 
 
 def _held(observation: Observation, desired: Configuration | None, reason: str) -> str:
@@ -135,7 +152,7 @@ def _limited(
     state: LimitState,
     settings: LimitSettings,
     bound: Bound | None,
-    floor: int,
+    least: _Least,
 ) -> tuple[Configuration, list[str]]:
     last_s = state.changed_s.get(function)
     if settings.cooldown_s and last_s is not None and now_s - last_s < settings.cooldown_s:
@@ -143,7 +160,8 @@ def _limited(
     hits: list[str] = []
     target = _in_space(now, desired, settings.space, hits)
     target = _in_step(now, target, settings, hits)
-    target = _on_its_nodes(target, floor, settings.space, hits)
+    target = _on_its_nodes(target, least.replicas, settings.space, hits)
+    target = _not_below_use(now, target, least.memory_mb, settings.space, hits)
     if bound is None:
         return _with_memory(now, target, need, settings.space, hits), hits
     runs = bound.brought_about(now, settings.space.replicas_min)
@@ -190,6 +208,16 @@ def _on_its_nodes(target: Configuration, floor: int, space: ConfigurationSpace, 
         return target
     hits.append(f"placement: a replica on each of {floor} nodes")
     return replace(target, replicas=least)
+
+
+def _not_below_use(
+    now: Configuration, target: Configuration, used_mb: float, space: ConfigurationSpace, hits: list[str]
+) -> Configuration:
+    """No memory limit below what replicas use now: kernel and kubelet would not take it, or end the replica."""
+    if target.memory_mb >= now.memory_mb or target.memory_mb >= used_mb:
+        return target
+    hits.append("memory in use")
+    return replace(target, memory_mb=min(now.memory_mb, space.memory_at_least_mb(used_mb) or now.memory_mb))
 
 
 def _with_memory(

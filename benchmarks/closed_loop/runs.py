@@ -17,7 +17,7 @@ from autoscaler.contract import Configuration, ConfigurationSpace, Cost, TickRep
 from autoscaler.decision.limits import LimitSettings
 from autoscaler.platforms.openfaas import OpenFaasPlatform
 from autoscaler.policies import Making, make_policy
-from autoscaler.settings import ControllerSettings
+from autoscaler.settings import ControllerSettings, runtime_of
 from benchmarks.closed_loop.contenders import START, Contender
 from benchmarks.fidelity.runs import settle
 from benchmarks.harness.controlling import controlling
@@ -149,7 +149,7 @@ def simulated(
 ) -> Outcome:
     """The same policy on the simulated pipeline; ``sent_s`` [requests], ``counts`` [1 + experts, requests]."""
     settings = settings_of(contender, run, directory)
-    limits = LimitSettings(space=workload.space, alpha=settings.alpha, runtime_mb=settings.runtime_mb)
+    limits = LimitSettings(space=workload.space, alpha=settings.alpha, runtime=runtime_of(settings))
     policy = make_policy(Making(settings, workload.topology, limits, workload.prices))
     order = np.argsort(sent_s, kind="stable")
     sent_s, counts = sent_s[order], counts[:, order]

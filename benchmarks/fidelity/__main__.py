@@ -55,6 +55,7 @@ from benchmarks.harness.replay_process import ReplayProcess
 from benchmarks.harness.report import print_result, print_table, progress
 from benchmarks.harness.running import local_gateway, running_pipeline
 from moe.reference import WholeModel
+from platform_words.memory import RuntimeMemory
 from simulation.engine.controlled import simulate_policy
 from simulation.engine.regions import measured_part
 from simulation.engine.requests import Requests
@@ -91,7 +92,7 @@ def simulated(record: Record, workload: Workload, seed: int) -> Outcome:
     first = steps(cell, workload.topology, seconds)[0][1]
     simulation = Simulation(workload, requests, first, seed=seed)
     policy = Script(cell, workload.topology, 0.0, seconds)
-    limits = LimitSettings(space=workload.space, runtime_mb=0)
+    limits = LimitSettings(space=workload.space, runtime=RuntimeMemory.same(0))
     steps_done = simulate_policy(simulation, policy, limits, window_s=seconds / THIRDS, until_s=seconds)
     latencies = [step.window.latency_s for step in steps_done]
     if simulation.requests.arrival_s.size > sum(simulated_outcome.size for simulated_outcome in latencies):

@@ -31,6 +31,7 @@ from gateway.client.client import GatewayClient
 from gateway.client.state import read_password, running_pid
 from moe.manifest import Manifest
 from moe.reference import WholeModel
+from platform_words.memory import RuntimeMemory
 from traces import catalog, generate, scale
 from traces.model import Trace
 
@@ -245,7 +246,7 @@ def measure(bench: Bench, cell: Cell, texts: Sequence[str], counts: np.ndarray, 
         Monitor(topology, ScrapeSource(bench.client.url, bench.auth)),
         Script(cell, topology, begun_s, seconds),
         platform,
-        LimitSettings(runtime_mb=0),
+        LimitSettings(runtime=RuntimeMemory.same(0)),
         load_prices(),
         window_s=seconds / THIRDS,
     )

@@ -20,6 +20,7 @@ from autoscaler.contract import SLO_QUANTILE, Policy
 from autoscaler.decision.limits import LimitSettings
 from autoscaler.prices import PriceSheet
 from placement.janus import Nodes, place
+from platform_words.memory import RuntimeMemory
 from simulation.arrays import Floats
 from simulation.engine.controlled import Step, simulate_policy
 from simulation.engine.machines import Dispatch, Machines
@@ -175,7 +176,7 @@ def simulated(
     make: Maker = simulate,
 ) -> Run:
     """The controller's own loop over the simulation, a decision every ``clock.decision_s``."""
-    limits = LimitSettings(space=workload.space, alpha=workload.alpha, runtime_mb=workload.runtime_mb)
+    limits = LimitSettings(space=workload.space, alpha=workload.alpha, runtime=RuntimeMemory.same(workload.runtime_mb))
     steps = simulate_policy(make(workload, requests, seed), policy, limits, window_s=clock.decision_s, until_s=until_s)
     return _summary(steps[warm_up:], workload, clock)
 

@@ -21,6 +21,7 @@ from moe.manifest import Manifest
 from placement.moves.cluster import deployed
 from placement.moves.coordinator import Coordinator, Options
 from placement.moves.managers import NodeSettings, start_nodes
+from platform_words.memory import RuntimeMemory
 from smoe import lifecycle
 from smoe.deployment import DeploymentSettings, function_deployments
 
@@ -245,7 +246,7 @@ def deployment(image: str, replicas: int = 1, environment: Mapping[str, str] | N
         min_replicas=replicas,
         ingress_replicas=replicas,
         extra_environment=dict(environment or {}),
-        runtime_mib=FRESH_RUNTIME_MIB if image == FRESH else DeploymentSettings.runtime_mib,
+        runtime=RuntimeMemory.same(FRESH_RUNTIME_MIB) if image == FRESH else DeploymentSettings.runtime,
     )
     return replace(given, image=f"{image}:1") if image else given
 

@@ -16,6 +16,7 @@ from autoscaler.policy.hpa import hpa_of_windows
 from autoscaler.settings import ELSEWHERE, HPA_NAMES, ControllerSettings
 from autoscaler.stored_deployment import load_plan
 from evaluation.comparison.grid import BURST_SUFFIX, Grid, Group, file_name, without_burst
+from platform_words.memory import RuntimeMemory
 from simulation.workloads.custom import CLUSTER_CORE, CustomPipeline
 from simulation.workloads.workload import Workload
 
@@ -30,9 +31,8 @@ SETTINGS = "policy settings"
 
 def limits_of(workload: Workload) -> LimitSettings:
     """Decision limits with the workload's space, memory numbers and capacity."""
-    return LimitSettings(
-        space=workload.space, alpha=workload.alpha, runtime_mb=workload.runtime_mb, capacity=workload.capacity
-    )
+    runtime = RuntimeMemory.same(workload.runtime_mb)
+    return LimitSettings(space=workload.space, alpha=workload.alpha, runtime=runtime, capacity=workload.capacity)
 
 
 def policy_of(name: str, workload: Workload, grid: Grid, group: Group) -> Policy:

@@ -13,7 +13,7 @@ from autoscaler.decision.limits import LimitSettings
 from autoscaler.logger import configuration_of, read_contexts, read_decisions
 from autoscaler.policies import Making
 from autoscaler.prices import PriceSheet
-from autoscaler.settings import ControllerSettings
+from autoscaler.settings import ControllerSettings, runtime_of
 from autoscaler.topology import load_topology
 from evaluation.comparison.learnt_files import published_actor
 from rl.agent.actor import SisoActor
@@ -122,6 +122,6 @@ def making_of(context: Mapping[str, Any]) -> Making:
     names = {entry.name for entry in fields(ControllerSettings)}  # older logs hold settings that are gone
     stored = {name: value for name, value in context["settings"].items() if name in names}
     settings = from_table(ControllerSettings, stored)
-    limits = LimitSettings(space=settings.space, alpha=settings.alpha, runtime_mb=settings.runtime_mb)
+    limits = LimitSettings(space=settings.space, alpha=settings.alpha, runtime=runtime_of(settings))
     topology = load_topology(settings.manifest_dir, settings.max_functions)
     return Making(settings, topology, limits, PriceSheet(**context["prices"]))

@@ -58,7 +58,8 @@ class Encoder:
         ]
         self._is_expert = np.array([node.kind == "expert" for node in nodes])
         self._layer_of = np.array([node.layer if node.kind == "expert" else topology.layers for node in nodes])
-        self._runtime_bytes = np.array([node.weights_bytes + limits.runtime_mb * MIB for node in nodes], np.float64)
+        runtime_mb = [limits.runtime.of(frozenset((node.kind,))) for node in nodes]
+        self._runtime_bytes = np.array(runtime_mb, np.float64) * MIB + [node.weights_bytes for node in nodes]
         self._bytes_per_token = np.array([node.bytes_per_token for node in nodes], dtype=np.float64)
         self._part_s = slo_s / topology.layers
         self._most_expensive = float(self.configuration_index.unit_per_s.max())

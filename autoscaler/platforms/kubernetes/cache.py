@@ -18,6 +18,7 @@ import orjson
 
 from autoscaler.errors import PlatformError
 from autoscaler.platforms.kubernetes.client import Event, ExpiredError, KubernetesClient, Object
+from autoscaler.platforms.kubernetes.deployments import IN_FORCE
 from platform_words.labels import FUNCTION_LABEL, PIPELINE_LABEL, SPEC
 
 log = logging.getLogger("smoe.autoscaler.kubernetes.cache")
@@ -235,8 +236,16 @@ def trimmed_pod(document: Object) -> Object:
             **_picked(spec, ("nodeName",)),
             "containers": [_picked(one, ("name", "resources")) for one in spec.get("containers") or ()],
         },
-        "status": {**_picked(status, ("phase",)), "conditions": conditions},
+        "status": {**_picked(status, ("phase",)), "conditions": conditions, **_in_force(spec, status)},
     }
+
+
+def _in_force(spec: Object, status: Object) -> Object:
+    """Limits of containers where they are not those of the spec."""
+    wanted = {one["name"]: (one.get("resources") or {}).get("limits") for one in spec.get("containers") or ()}
+    there = {one["name"]: (one.get("resources") or {}).get("limits") for one in status.get("containerStatuses") or ()}
+    differing = {name: limits for name, limits in there.items() if limits and limits != wanted.get(name)}
+    return {IN_FORCE: differing} if differing else {}
 
 
 _CONDITIONS = ("PodResizePending", "PodResizeInProgress", "PodScheduled", "DisruptionTarget")

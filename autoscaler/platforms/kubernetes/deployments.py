@@ -6,6 +6,7 @@ deployment, by the controller at a change); without it, the template counts.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,9 @@ from autoscaler.platforms.quantities import configuration_from, float_quantity
 from platform_words.labels import LIVE, MOVED, POD_SETTINGS, SCALE_MIN, SCALE_TYPE, SCALE_TYPE_BEFORE, SET_ASIDE, SPEC
 from platform_words.live import Live
 from platform_words.resources import GPU, GPU_TENTHS, MPS_MEMORY, MPS_PERCENTAGE, RESIZED, same_quantity
+
+IN_FORCE = "inForce"
+"""Of a pod as it is kept: limits by container where they are not those of its spec (yet)."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,17 @@ def configuration_of(deployment: Object) -> Configuration | None:
     if live is None:
         return None
     return configuration_from(live.limits, int(deployment["spec"].get("replicas", 1)), live.max_inflight)
+
+
+def in_force(deployment: Object, pods: Iterable[Object]) -> Configuration | None:
+    """The configuration by what containers have rather than should have; None where none differs."""
+    live, name = live_of(deployment), deployment["metadata"]["name"]
+    differing = [limits for pod in pods if (limits := pod["status"].get(IN_FORCE, {}).get(name)) is not None]
+    if live is None or not differing:
+        return None
+    limits = {key: max((one.get(key, "0") for one in differing), key=float_quantity) for key in live.limits}
+    replicas = int(deployment["spec"].get("replicas", 1))
+    return configuration_from(limits, replicas, live.max_inflight)
 
 
 def wanted(present: Live, target: Configuration) -> Live:

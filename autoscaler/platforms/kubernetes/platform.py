@@ -17,9 +17,11 @@ from autoscaler.platforms.kubernetes.holds import Holds, Refusals
 from autoscaler.platforms.kubernetes.room import (
     Order,
     complete,
+    failed_resize,
     gives_back,
     in_the_way,
     refused_limits,
+    refused_resize,
     short_of,
     stuck,
     wants_new_placement,
@@ -167,6 +169,13 @@ class KubernetesPlatform:
     def floors(self) -> Mapping[str, int]:
         """Fewest replicas of functions with a placement on several nodes, as read last: one for each node."""
         return self._known.floors()
+
+    def in_force(self) -> Mapping[str, Configuration]:
+        """What runs of functions whose replicas have not all been brought to their limits, as read last; of replicas
+        that differ the most of each limit."""
+        found = ((name, self._known.deployment(name), self._known.pods(name)) for name in self._known.unsettled())
+        running = {name: d.in_force(deployment, pods) for name, deployment, pods in found if deployment is not None}
+        return {name: configuration for name, configuration in running.items() if configuration is not None}
 
     def keep(self) -> None:
         """Bring replicas in line, and answer what stands in the way. One function's trouble is not another's.
@@ -316,7 +325,7 @@ class KubernetesPlatform:
             log.warning("function %s: its replicas are placed again: %s", function, moving)
             self._roll_out(function, live, move=True)
             return
-        if self._took_back(function, live, obstacles):
+        if self._took_back(function, live, obstacles) or self._took_back_resize(function, live, obstacles):
             return
         if not self._limits_in_line(function, deployment, live):
             return
@@ -352,6 +361,19 @@ class KubernetesPlatform:
         if function in self._desired:
             self._desired[function] = order.before
         self._patch(function, d.take_back_patch(self._deployment(function), order.before, self._gpu))
+        return True
+
+    def _took_back_resize(self, function: str, live: Live, obstacles: list[Condition]) -> bool:
+        """Take limits back that were ordered here and that kubelets try in vain to bring about."""
+        order, failed = self._ordered.get(function), failed_resize(obstacles, self._clock())
+        if order is None or order.after != live or failed is None:
+            return False
+        self.holds.limits(function, "resize failed", refused_resize(order.configured, order.target), failed.message)
+        del self._ordered[function]
+        if function in self._desired:
+            self._desired[function] = order.before
+        self._patch(function, d.live_patch(order.before), MERGE)
+        self._bring_in_line(function, order.before)
         return True
 
     def _limits_in_line(self, function: str, deployment: Object, live: Live) -> bool:

@@ -110,6 +110,19 @@ def refused_limits(kind: ConditionKind, present: Configuration | None, refused: 
     return Bound(kind, **limits) if min(limits.values()) < math.inf else bound
 
 
+def refused_resize(present: Configuration | None, refused: Configuration) -> Bound:
+    """Limits that kubelets could not bring running replicas to: what grew, and the memory that was to shrink."""
+    bound = Bound.below(present, refused, "resize failed")
+    shrunk = present is not None and refused.memory_mb < present.memory_mb
+    return bound._replace(least_memory_mb=refused.memory_mb + 1) if shrunk else bound
+
+
+def failed_resize(obstacles: Iterable[Condition], now_s: float) -> Condition | None:
+    """A resize that a kubelet tries in vain for long; meanwhile it carries out no other one of that pod either."""
+    failed = (one for one in obstacles if one.kind == "resize failed" and one.since_s is not None)
+    return next((one for one in failed if now_s - (one.since_s or 0.0) > DEFERRED_LIMIT_S), None)
+
+
 def gives_back(present: Configuration, target: Configuration) -> bool:
     """Whether something of the present configuration is for others now."""
     return (

@@ -20,7 +20,7 @@ from tests.doubles.kubernetes.kubelet import Container
 from tests.doubles.kubernetes.resources import amount, requested, with_defaults
 from tests.doubles.kubernetes.store import Store, now
 
-Resizing = Literal["done", "deferred", "infeasible", "in progress"]
+Resizing = Literal["done", "deferred", "infeasible", "in progress", "failed"]
 
 
 @dataclass
@@ -280,6 +280,9 @@ class Cluster:
                     changed["status"]["containerStatuses"] = list(_statuses(changed))
                 elif self.resizing == "in progress":
                     _condition(changed, waits, "True")
+                elif self.resizing == "failed":
+                    why = "cannot decrease memory limits: attempting to set pod memory limit below current usage"
+                    _condition(changed, waits, "True", "Error", why)
                 else:
                     why = "Node didn't have enough resource: cpu"
                     _condition(changed, waits, "True", self.resizing.capitalize(), why)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from autoscaler.contract import MIB, Bound, Configuration, ConfigurationSpace, Decision, Observation, Proposal
 from autoscaler.decision.budget import no_worse, per_hour
 from autoscaler.decision.limits import LimitSettings, LimitState, decide, limits_in_step, memory_need
+from platform_words.memory import CONTAINER
 from tests.unit.autoscaler.builders import NOW_S, PRICES, configuration, observation, topology
 
 FUNCTION, NODE = "m-expert-0-0", "expert-0-0"
@@ -302,6 +303,34 @@ def test_deciding_is_pure() -> None:
     desired, present = {FUNCTION: configuration(4)}, {FUNCTION: configuration()}
     assert decisions(desired, present) == decisions(desired, present)
     assert present == {FUNCTION: configuration()} and replace(SETTINGS) == SETTINGS
+
+
+# memory in use
+
+
+@pytest.mark.parametrize(
+    ("used", "memory_mb", "hits"),
+    [
+        pytest.param(0.66, 192, ("memory in use",), id="below what is used"),
+        pytest.param(0.98, 256, ("memory in use",), id="nothing smaller holds it"),
+        pytest.param(1.02, 256, ("memory in use",), id="above its limit, as page cache may be counted"),
+        pytest.param(0.4, 128, (), id="above what is used"),
+        pytest.param(None, 128, (), id="not measured"),
+    ],
+)
+def test_memory_never_shrinks_below_what_replicas_use(
+    used: float | None, memory_mb: int, hits: tuple[str, ...]
+) -> None:
+    seen = observation({NODE: {"memory_utilisation": used, "peak_tokens": 0.0}})
+    found = decision(configuration(memory_mb=128), configuration(), seen=seen)
+    assert (found.target.memory_mb, found.limits_hit) == (memory_mb, hits)
+
+
+def test_what_a_worker_has_besides_weights_depends_on_where_it_runs() -> None:
+    seen = observation({NODE: {"memory_utilisation": None, "peak_tokens": 0.0}})
+    settings = replace(SETTINGS, runtime=CONTAINER)
+    found = decision(configuration(memory_mb=128), configuration(memory_mb=1024), seen=seen, settings=settings)
+    assert found.target.memory_mb >= CONTAINER.expert_mb / 0.9 and found.limits_hit == ("memory of Eq. (2)",)
 
 
 # what the platform cannot give

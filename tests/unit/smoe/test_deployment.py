@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -9,6 +10,7 @@ import pytest
 import yaml
 
 from moe.manifest import Manifest, load
+from platform_words.memory import CONTAINER, FORKED
 from smoe.commands.options import Tenths
 from smoe.deployment import DeploymentSettings, function_deployments, memory_limit_mib, render_stack
 
@@ -35,14 +37,23 @@ def test_grouping_fits_the_community_edition_and_loses_no_node(manifest: Manifes
     assert all(len(deployment["labels"]["smoe.nodes"]) <= 63 for deployment in deployments)
 
 
-def test_memory_limit_is_the_smallest_space_point_that_satisfies_eq_2() -> None:
-    settings = DeploymentSettings(runtime_mib=64, peak_tokens=1024, memory_share=0.5)
+def test_memory_limit_is_the_smallest_space_point_that_satisfies_eq_2(manifest: Manifest) -> None:
+    node = replace(manifest.experts(0)[0], parameter_bytes=10 * 2**20, bytes_in_per_token=512, bytes_out_per_token=512)
+    settings = DeploymentSettings(runtime=FORKED, peak_tokens=1024, memory_share=0.5)
     # (64 + 10 + 2 · 1024 · 1024 / MiB) / 0.5 = 152 MiB: above 128, so 192.
-    assert memory_limit_mib(10 * 2**20, 1024, settings) == 192
+    assert memory_limit_mib([node], settings) == 192
+
+
+def test_a_replica_that_shares_no_libraries_gets_memory_for_its_own(manifest: Manifest) -> None:
+    """Working sets of replicas on a kubelet in MiB: a limit below them ends a replica before it is ready."""
+    working_set = {"ingress": 254, "segment": 184, "expert": 173}
+    for deployment in function_deployments(manifest, DeploymentSettings(runtime=CONTAINER)):
+        kind = deployment["envVars"]["smoe_nodes"].partition("-")[0]
+        assert 0.9 * int(deployment["limits"]["memory"].removesuffix("Mi")) > working_set[kind]
 
 
 def test_the_committed_stack_file_is_current(manifest: Manifest) -> None:
-    assert (ROOT / "stack.yml").read_text() == render_stack(manifest)
+    assert (ROOT / "stack.yml").read_text() == render_stack(manifest, DeploymentSettings(runtime=CONTAINER))
 
 
 def test_the_stack_file_holds_what_faas_cli_needs(manifest: Manifest) -> None:

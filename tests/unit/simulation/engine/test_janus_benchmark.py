@@ -25,6 +25,7 @@ from benchmarks.janus.__main__ import (
     doubled,
 )
 from benchmarks.janus.world import CORES, REPLICA, Clock, Run, placement, sliced, world
+from platform_words.memory import RuntimeMemory
 from simulation.engine.controlled import simulate_policy
 from simulation.engine.requests import draw_requests
 from simulation.engine.simulation import Simulation
@@ -109,7 +110,8 @@ def test_in_the_controller_s_loop_it_grows_until_the_slo_holds_and_shrinks_when_
     arrivals = np.concatenate([poisson(120.0, 7200), 60.0 + poisson(5.0, 300, seed=1)])
     requests = draw_requests(small_workload, arrivals, seed=2)
     policy = JanusPolicy(JanusSettings(small_workload.slo_s, down_windows=2), CORES)
-    limits = LimitSettings(space=small_workload.space, alpha=small_workload.alpha, runtime_mb=small_workload.runtime_mb)
+    runtime = RuntimeMemory.same(small_workload.runtime_mb)
+    limits = LimitSettings(space=small_workload.space, alpha=small_workload.alpha, runtime=runtime)
     simulation = Simulation(small_workload, requests, small_workload.initial(configuration()), seed=2)
     steps = simulate_policy(simulation, policy, limits, window_s=5.0, until_s=120.0)
     tails = [step.window.quantile_s(0.95) or 0.0 for step in steps]

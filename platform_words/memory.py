@@ -1,0 +1,42 @@
+"""Memory of a function's process before it holds weights, keys and values, or tokens: measured, by where it runs.
+
+It is the part of M_e in Eq. (2) of the sMoE paper that is not weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LIMIT_MIN_MB = 128
+LIMIT_STEP_MB = 64
+"""Memory limits are 128 MiB and steps of 64 MiB above, as in the paper's configuration space."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeMemory:
+    """MiB of one process by the kind of its function; with a worker that serves several nodes the largest counts."""
+
+    expert_mb: int
+    segment_mb: int
+    ingress_mb: int
+
+    @staticmethod
+    def same(memory_mb: int) -> RuntimeMemory:
+        """The same number for segments and experts, and nothing known of an ingress."""
+        return RuntimeMemory(memory_mb, memory_mb, 0)
+
+    def of(self, kinds: frozenset[str]) -> int:
+        """MiB of a process that serves nodes of these kinds (``ingress``, ``segment``, ``expert``)."""
+        by_kind = {"ingress": self.ingress_mb, "segment": self.segment_mb, "expert": self.expert_mb}
+        return max(by_kind[kind] for kind in kinds)
+
+
+FORKED = RuntimeMemory(expert_mb=64, segment_mb=64, ingress_mb=160)
+"""Workers that a warm parent forks, whose libraries they share (30 MiB of their own were measured)."""
+CONTAINER = RuntimeMemory(expert_mb=224, segment_mb=224, ingress_mb=288)
+"""Each replica a container with an interpreter, libraries and a watchdog of its own."""
+
+
+def runtime_memory(orchestration: str) -> RuntimeMemory:
+    """By what ``/system/info`` calls the platform's orchestration: that of the process backend forks its workers."""
+    return FORKED if orchestration == "process" else CONTAINER
