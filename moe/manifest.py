@@ -38,13 +38,14 @@ Family = Literal[
     "qwen3",
     "qwen2_moe",
     "granitemoe",
+    "phimoe",
     "roberta",
     "distilbert",
 ]
 Task = Literal["embedding", "causal-lm", "seq2seq-lm"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 Kind = Literal["segment", "expert"]
-Gates = Literal["softmax-topk", "topk-softmax", "ones"]
+Gates = Literal["softmax-topk", "topk-softmax", "ones", "sparsemixer"]
 
 
 @dataclass(frozen=True)
@@ -70,13 +71,15 @@ class Router:
     ``softmax-topk``: probabilities over all experts, the k largest; ``normalise`` divides them by their sum.
     ``topk-softmax``: the k largest logits, softmax over those.
     ``ones``: the k largest logits, every gate 1: a plain sum, exact for neuron splits with ``top_k`` =
-    experts. Gates are multiplied by ``scale`` at the end.
+    experts. ``sparsemixer``: one expert after another, each with its probability among those left that lie within
+    twice ``jitter`` of it. Gates are multiplied by ``scale`` at the end.
     """
 
     top_k: int
     gates: Gates = "softmax-topk"
     normalise: bool = False
     scale: float = 1.0
+    jitter: float | None = None
 
 
 @dataclass(frozen=True)
@@ -403,7 +406,7 @@ def sha256_of(path: Path) -> str:
 # Writing ----------------------------------------------------------------------------------------------------
 
 
-LATER = frozenset(("chat_template",))
+LATER = frozenset(("chat_template", "jitter"))
 """Keys that came later and are written where they have a value only: a profile names its manifest by its bytes."""
 
 

@@ -50,6 +50,7 @@ FAMILIES = {
     "qwen3": rope,
     "qwen2_moe": rope,
     "granitemoe": rope,
+    "phimoe": rope,
 }
 PER_TEXT = ("lengths", "memory_lengths", "embedding", *CACHED)
 PER_MEMORY_TOKEN = ("memory",)

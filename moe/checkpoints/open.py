@@ -30,6 +30,7 @@ NATIVE: dict[str, Callable[[Source], NativeReader]] = {
     "qwen3_moe": RopeReader,
     "olmoe": RopeReader,
     "granitemoe": GraniteReader,
+    "phimoe": RopeReader,
 }
 
 

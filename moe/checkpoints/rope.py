@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from moe.checkpoints.positions import rotary_numbers
 from moe.checkpoints.reader import NodeTensors
 from moe.checkpoints.source import Fields, Source
 from moe.errors import CheckpointError
@@ -33,6 +34,8 @@ class Variant:
     """Default of ``max_window_layers``, the first layers without a window; None: that key changes nothing."""
     parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     """Names of an expert's matrices: gate, up, down."""
+    layer_norms: bool = False
+    """Norms subtract the mean and have a bias."""
 
 
 VARIANTS: dict[Family, Variant] = {
@@ -40,13 +43,14 @@ VARIANTS: dict[Family, Variant] = {
     "qwen3_moe": Variant(32768, qk_norm="head", bias="flag", window="flag"),
     "olmoe": Variant(4096, eps=1e-5, qk_norm="full", bias="flag", window="key"),
     "granitemoe": Variant(2048, bias="flag"),
+    "phimoe": Variant(131072, 1e6, 1e-5, bias="flag", window="key", parts=("w1", "w3", "w2"), layer_norms=True),
     "llama": Variant(2048, bias="flag"),
     "mistral": Variant(131072, window="key", default_window=4096),
     "qwen2": Variant(32768, bias="qkv", window="flag", full_layers=28),
     "qwen2_moe": Variant(32768, bias="qkv", window="flag", full_layers=28),
     "qwen3": Variant(32768, qk_norm="head", bias="flag", window="flag", full_layers=28),
 }
-HARMLESS = frozenset(("pretraining_tp", "is_llama_config", "transformers.js_config"))
+HARMLESS = frozenset(("input_jitter_noise", "pretraining_tp", "is_llama_config", "transformers.js_config"))
 
 
 def numbers_of(fields: Fields, *families: Family) -> tuple[Family, dict[str, Any]]:
@@ -79,7 +83,7 @@ def numbers_of(fields: Fields, *families: Family) -> tuple[Family, dict[str, Any
         "clip_qkv": None,
         "moe_layers": list(range(layers)),
     }
-    numbers |= rotary_numbers(fields, variant.theta, numbers["max_positions"])
+    rotary_numbers(fields, variant.theta, numbers)
     fields.flag("tie_word_embeddings", False)
     if heads % numbers["kv_heads"] or numbers["head_dim"] % 2:
         raise CheckpointError(f"{fields.where}: heads must be a multiple of kv heads, head_dim even.")
@@ -101,41 +105,17 @@ def mixture_of(fields: Fields, family: Family, numbers: dict[str, Any]) -> tuple
             break
     else:
         raise CheckpointError(f"{fields.where}: config names no number of experts (num_local_experts, num_experts).")
-    normalise = family in ("mixtral", "granitemoe") or fields.flag("norm_topk_prob", False)
-    top_k = fields.count("num_experts_per_tok", 2 if family in ("mixtral", "granitemoe") else None)
+    fixed = family in ("mixtral", "granitemoe", "phimoe")
+    normalise = fixed or fields.flag("norm_topk_prob", False)
+    top_k = fields.count("num_experts_per_tok", 2 if fixed else None)
     router = Router(top_k, "softmax-topk", normalise)
+    if family == "phimoe":
+        fields.only("num_experts_per_tok", 2)
+        fields.flag("lm_head_bias", False)
+        router = Router(top_k, "sparsemixer", jitter=fields.number("router_jitter_noise", 0.01))
     if router.top_k > experts:
         raise CheckpointError(f"{fields.where}: num_experts_per_tok is larger than the number of experts.")
     return router, experts
-
-
-def rotary_numbers(fields: Fields, default: float, max_positions: int) -> dict[str, Any]:
-    """``rope_theta``, and ``rope_scaling`` where positions are scaled as Llama 3's; other scalings are refused."""
-    parameters: dict[str, Any] = fields.get("rope_parameters", {})
-    scaling: dict[str, Any] = fields.get("rope_scaling", {})
-    if not isinstance(parameters, dict) or not isinstance(scaling, dict):
-        raise CheckpointError(f"{fields.where}: config keys rope_parameters and rope_scaling must be objects.")
-    base = fields.number("rope_theta", default)
-    scaled: dict[str, Any] = {}
-    for name, value in (("rope_parameters", parameters), ("rope_scaling", scaling)):
-        nested = Fields(value, f"{fields.where} ({name})")
-        if nested.only("rope_type", "default", "llama3") == "llama3":
-            scaled["rope_scaling"] = llama3_scaling(nested, max_positions)
-        nested.only("type", "default", "llama3" if scaled else "default")
-        nested.only("partial_rotary_factor", 1.0)
-        base = nested.number("rope_theta", base)
-        nested.finish()
-    fields.only("partial_rotary_factor", 1.0)
-    return {"rope_theta": base, **scaled}
-
-
-def llama3_scaling(fields: Fields, max_positions: int) -> dict[str, float]:
-    """What ``moe.families.attention.slowed`` reads. Raises CheckpointError."""
-    scaling = {key: fields.number(key) for key in ("factor", "low_freq_factor", "high_freq_factor")}
-    scaling["original_max_positions"] = fields.count("original_max_position_embeddings", max_positions)
-    if scaling["high_freq_factor"] <= scaling["low_freq_factor"]:
-        raise CheckpointError(f"{fields.where}: high_freq_factor must be larger than low_freq_factor.")
-    return scaling
 
 
 def sliding_window(fields: Fields, variant: Variant, layers: int) -> int | None:
@@ -203,7 +183,9 @@ class RopeTensors:
                 raise CheckpointError(
                     f"{self.source.where}: lm_head.weight is missing and tie_word_embeddings not set."
                 )
-            tensors["head.norm.weight"] = get("model.norm.weight", d)
+            tensors |= self._norm("head.norm", "model.norm")
+            if self.source.config.get("lm_head_bias"):
+                tensors["head.vocabulary.bias"] = get("lm_head.bias", vocab)
             name = "model.embed_tokens.weight" if tied else "lm_head.weight"
             return tensors | {"head.vocabulary.weight": get(name, vocab, d)}
         layer = n["moe_layers"][index]
@@ -220,18 +202,23 @@ class RopeTensors:
         down = get(f"{theirs}down_proj.weight", d, inner)
         return {f"{ours}gate_up.weight": torch.cat((gate, up)), f"{ours}down.weight": down}
 
+    def _norm(self, ours: str, theirs: str) -> NodeTensors:
+        parts = ("weight", "bias") if VARIANTS[self.family].layer_norms else ("weight",)
+        d = self.architecture["hidden_size"]
+        return {f"{ours}.{part}": self.source.get(f"{theirs}.{part}", d) for part in parts}
+
     def _attention(self, ours: str, layer: int) -> NodeTensors:
         n, name = self.architecture, f"model.layers.{layer}."
         d, q_width, kv_width = n["hidden_size"], n["heads"] * n["head_dim"], n["kv_heads"] * n["head_dim"]
         get = self.source.get
         parts = (("q", q_width), ("k", kv_width), ("v", kv_width))
         tensors = {
-            f"{ours}attention.norm.weight": get(f"{name}input_layernorm.weight", d),
+            **self._norm(f"{ours}attention.norm", f"{name}input_layernorm"),
+            **self._norm(f"{ours}expert_norm", f"{name}post_attention_layernorm"),
             f"{ours}attention.qkv.weight": torch.cat(
                 [get(f"{name}self_attn.{part}_proj.weight", width, d) for part, width in parts]
             ),
             f"{ours}attention.out.weight": get(f"{name}self_attn.o_proj.weight", d, q_width),
-            f"{ours}expert_norm.weight": get(f"{name}post_attention_layernorm.weight", d),
         }
         if n["attention_bias"]:
             biases = [get(f"{name}self_attn.{part}_proj.bias", width) for part, width in parts]
@@ -251,11 +238,11 @@ class RopeReader(RopeTensors):
 
     def __init__(self, source: Source) -> None:
         fields = Fields(source.config, source.where)
-        family, numbers = numbers_of(fields, "mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
+        family, numbers = numbers_of(fields, "mixtral", "phimoe", "qwen2_moe", "qwen3_moe", "olmoe")
         self.router, self.experts = mixture_of(fields, family, numbers)
         self.shared = fields.count("shared_expert_intermediate_size") if family == "qwen2_moe" else 0
         super().__init__(source, fields, family, numbers)
-        if self.family == "mixtral" and source.has("model.layers.0.block_sparse_moe.gate.weight"):
+        if self.family in ("mixtral", "phimoe") and source.has("model.layers.0.block_sparse_moe.gate.weight"):
             self.moe = "block_sparse_moe"
         else:
             self.moe = "mlp"

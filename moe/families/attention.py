@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from moe.families.packing import Packing
+from moe.families.packing import HOST, Packing
 
 
 def attend(
@@ -108,35 +108,36 @@ def slowed(frequencies: Tensor, scaling: Mapping[str, float]) -> Tensor:
     return kept * frequencies + (1.0 - kept) * frequencies / scaling["factor"]
 
 
+def plain_frequencies(width: int, theta: float) -> Tensor:
+    """Radians per token of each pair of the ``width`` numbers of a head that turn, ``[width/2]``."""
+    return 1.0 / (theta ** (torch.arange(0, width, 2).float() / width))
+
+
 class Rotary:
     """Rotary position tables, grown to the longest text seen so far; made on the host, kept on ``device``."""
 
-    __slots__ = ("_tables", "device", "dtype", "frequencies")
+    __slots__ = ("_tables", "amplitude", "device", "dtype", "frequencies")
 
     def __init__(
-        self,
-        head_dim: int,
-        theta: float,
-        dtype: torch.dtype,
-        device: torch.device,
-        scaling: Mapping[str, float] | None = None,
+        self, frequencies: Tensor, dtype: torch.dtype, device: torch.device = HOST, amplitude: float = 1.0
     ) -> None:
-        frequencies = 1.0 / (theta ** (torch.arange(0, head_dim, 2).float() / head_dim))  # [D/2]
-        self.frequencies = frequencies if scaling is None else slowed(frequencies, scaling)  # [D/2]
+        """``frequencies [R/2]``: radians per token, of the first R numbers of a head; ``amplitude`` multiplies them."""
+        self.frequencies = frequencies
+        self.amplitude = amplitude
         self.dtype = dtype
         self.device = device
-        empty = torch.empty(0, head_dim, dtype=dtype, device=device)
-        self._tables = (empty, empty)  # [longest, D] each; replaced as one, so that threads never see halves
+        empty = torch.empty(0, 2 * len(frequencies), dtype=dtype, device=device)
+        self._tables = (empty, empty)  # [longest, R] each; replaced as one, so that threads never see halves
 
     def tables(self, packing: Packing) -> tuple[Tensor, Tensor]:
-        """Cosine and sine for each packed token, ``[T, 1, D]``; sine's first half carries the minus sign."""
+        """Cosine and sine for each packed token, ``[T, 1, R]``; sine's first half carries the minus sign."""
         cos, sin = self._tables
         if packing.reach > cos.shape[0]:
             length = max(64, 2 ** (packing.reach - 1).bit_length())
-            angles = torch.arange(length).float()[:, None] * self.frequencies  # [length, D/2]
-            half = angles.sin()  # [length, D/2]
-            cos = torch.cat((angles.cos(), angles.cos()), -1).to(self.device, self.dtype)  # [length, D]
-            sin = torch.cat((-half, half), -1).to(self.device, self.dtype)  # [length, D]
+            angles = torch.arange(length).float()[:, None] * self.frequencies  # [length, R/2]
+            half, other = angles.sin() * self.amplitude, angles.cos() * self.amplitude  # [length, R/2]
+            cos = torch.cat((other, other), -1).to(self.device, self.dtype)  # [length, R]
+            sin = torch.cat((-half, half), -1).to(self.device, self.dtype)  # [length, R]
             self._tables = (cos, sin)
         if packing.texts == 1:
             return cos[packing.first[0] : packing.reach, None], sin[packing.first[0] : packing.reach, None]
@@ -145,6 +146,9 @@ class Rotary:
 
 
 def rotate(x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn each pair (i, i + D/2) of ``x: [T, heads, D]`` by its position's angle."""
+    """Turn each pair (i, i + R/2) of the first R numbers of ``x: [T, heads, D]`` by its position's angle."""
     cos, sin = tables
-    return x * cos + torch.roll(x, x.shape[-1] // 2, -1) * sin  # [T, heads, D]
+    width = cos.shape[-1]
+    if width < x.shape[-1]:
+        return torch.cat((rotate(x[..., :width], tables), x[..., width:]), -1)  # [T, heads, D]
+    return x * cos + torch.roll(x, width // 2, -1) * sin  # [T, heads, D]

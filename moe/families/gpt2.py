@@ -16,7 +16,7 @@ from torch import Tensor
 from moe.families.attention import attend
 from moe.families.bert import has_shared, plain_ffn
 from moe.families.experts import PlainFfn
-from moe.families.linear import LayerNorm, Linear, RmsNorm
+from moe.families.linear import LayerNorm, Linear, Norm
 from moe.families.packing import Packing
 from moe.families.routing import RouterProgram
 from moe.families.segment import Place, Segment
@@ -66,7 +66,7 @@ class Begin:
 class LanguageHead:
     """Last norm and vocabulary; shared with the families whose norm is another."""
 
-    norm: LayerNorm | RmsNorm
+    norm: Norm
     vocabulary: Linear
 
     def __call__(self, hidden: Tensor, packing: Packing, all_logits: bool) -> dict[str, Tensor]:

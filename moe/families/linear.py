@@ -66,3 +66,6 @@ class RmsNorm:
         if x.dtype == torch.float32:
             return F.rms_norm(x, self.shape, self.weight, self.eps)  # [T, d]
         return F.rms_norm(x.float(), self.shape, None, self.eps).to(x.dtype) * self.weight  # [T, d]
+
+
+Norm = LayerNorm | RmsNorm

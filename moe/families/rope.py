@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from moe.families.attention import Rotary, attend, rotate
+from moe.families.attention import Rotary, attend, plain_frequencies, rotate, slowed
 from moe.families.experts import GatedFfn
 from moe.families.gpt2 import LanguageHead
-from moe.families.linear import ACTIVATIONS, Linear, RmsNorm
+from moe.families.linear import ACTIVATIONS, Linear, Norm, RmsNorm
 from moe.families.packing import Packing
 from moe.families.routing import RouterProgram
 from moe.families.segment import Place, Segment
@@ -41,7 +41,7 @@ class Embedding:
 class Attention:
     """``h + W_o Attn(RMS(h))``."""
 
-    norm: RmsNorm
+    norm: Norm
     qkv: Linear
     out: Linear
     q_norm: RmsNorm | None
@@ -77,7 +77,7 @@ class DenseBlock:
     """A layer without experts."""
 
     attention: Attention
-    norm: RmsNorm
+    norm: Norm
     ffn: GatedFfn
 
     def __call__(self, h: Tensor, place: Place) -> Tensor:
@@ -90,7 +90,7 @@ class Begin:
     """The part of a MoE layer before its experts, and the expert that every token meets: ``r + σ(x w) shared(x)``."""
 
     attention: Attention
-    norm: RmsNorm
+    norm: Norm
     shared: GatedFfn | None
     shared_gate: Linear | None
 
@@ -110,7 +110,7 @@ def _attention(weights: Weights, name: str, n: Numbers, rotary: Rotary) -> Atten
         q_norm = weights.rms_norm(f"{name}.q_norm", head_dim if each else heads * head_dim, n["eps"])
         k_norm = weights.rms_norm(f"{name}.k_norm", head_dim if each else kv_heads * head_dim, n["eps"])
     return Attention(
-        norm=weights.rms_norm(f"{name}.norm", d, n["eps"]),
+        norm=weights.norm(f"{name}.norm", d, n["eps"]),
         qkv=weights.linear(f"{name}.qkv", d, (heads + 2 * kv_heads) * head_dim),
         out=weights.linear(f"{name}.out", heads * head_dim, d),
         q_norm=q_norm,
@@ -138,10 +138,21 @@ def _begin(weights: Weights, n: Numbers, rotary: Rotary) -> Begin:
     shared = any(name.startswith("shared.") for name in weights.tensors)
     return Begin(
         attention=_attention(weights, "attention", n, rotary),
-        norm=weights.rms_norm("expert_norm", d, n["eps"]),
+        norm=weights.norm("expert_norm", d, n["eps"]),
         shared=_gated(weights, "shared.", n) if shared else None,
         shared_gate=weights.linear("shared.gate", d, 1) if shared else None,
     )
+
+
+def _rotary(weights: Weights, n: Numbers) -> Rotary:
+    if "rope_frequencies" in n:
+        frequencies = torch.tensor(n["rope_frequencies"])  # [R/2]
+    else:
+        frequencies = plain_frequencies(n["head_dim"], n["rope_theta"])  # [D/2]
+        if "rope_scaling" in n:
+            frequencies = slowed(frequencies, n["rope_scaling"])
+    some = next(iter(weights.tensors.values())) if weights.tensors else torch.empty(0)
+    return Rotary(frequencies, some.dtype, some.device, n.get("rope_amplitude", 1.0))
 
 
 def dense_layers_before(architecture: Numbers, index: int) -> list[int]:
@@ -157,22 +168,21 @@ def segment(weights: Weights, architecture: Numbers, settings: Router, index: in
     n, d = architecture, architecture["hidden_size"]
     last = index == len(n["moe_layers"])
     words = Embedding(weights.tensor("embed.words", n["vocab_size"], d)) if index == 0 else None
-    some = next(iter(weights.tensors.values())) if weights.tensors else torch.empty(0)
-    rotary = Rotary(n["head_dim"], n["rope_theta"], some.dtype, some.device, n.get("rope_scaling"))
+    rotary = _rotary(weights, n)
     blocks = []
     for place in range(len(dense_layers_before(n, index))):
         name = f"dense.{place}"
         blocks.append(
             DenseBlock(
                 _attention(weights, f"{name}.attention", n, rotary),
-                weights.rms_norm(f"{name}.expert_norm", d, n["eps"]),
+                weights.norm(f"{name}.expert_norm", d, n["eps"]),
                 _gated(weights, f"{name}.", n, n["dense_ffn_size"]),
             )
         )
     begin = router = head = None
     if last:
         vocabulary = weights.linear("head.vocabulary", d, n["vocab_size"])
-        head = LanguageHead(weights.rms_norm("head.norm", d, n["eps"]), vocabulary)
+        head = LanguageHead(weights.norm("head.norm", d, n["eps"]), vocabulary)
     else:
         begin = _begin(weights, n, rotary)
         router = RouterProgram(weights.linear("router", d, -1), settings)

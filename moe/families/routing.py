@@ -34,10 +34,28 @@ class RouterProgram:
             gates, ids = torch.topk(probabilities, s.top_k, -1)  # [T, k]
             if s.normalise:
                 gates = gates / gates.sum(-1, keepdim=True)
+        elif s.gates == "sparsemixer":
+            ids, gates = sparsemixer(logits.float(), s.top_k, s.jitter or 0.0)
         else:
             best, ids = torch.topk(logits.float(), s.top_k, -1)  # [T, k]
             gates = torch.softmax(best, -1) if s.gates == "topk-softmax" else torch.ones_like(best)
         return ids, gates if s.scale == 1.0 else gates * s.scale
+
+
+def sparsemixer(logits: Tensor, top_k: int, jitter: float) -> tuple[Tensor, Tensor]:
+    """Phi-3.5-MoE's choice (Abdin et al. 2024, section 2) without its training noise: one expert after another, each
+    gated by a softmax over those left whose logits lie within ``2 jitter`` of the best, relative to their size.
+
+    ``logits [T, E]`` to ``expert_ids`` and ``gates``, ``[T, k]``; a token's gates do not sum to one.
+    """
+    left, ids, gates = logits, [], []
+    for _ in range(top_k):
+        best, chosen = left.max(-1, keepdim=True)  # [T, 1] each
+        far = (best - logits) / logits.abs().clamp(min=best) > 2 * jitter  # [T, E]
+        gates.append(torch.softmax(left.masked_fill(far, -torch.inf), -1).gather(-1, chosen))
+        ids.append(chosen)
+        left = left.scatter(-1, chosen, -torch.inf)  # [T, E]
+    return torch.cat(ids, -1), torch.cat(gates, -1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from moe.errors import ManifestError
-from moe.families.linear import LayerNorm, Linear, RmsNorm
+from moe.families.linear import LayerNorm, Linear, Norm, RmsNorm
 
 
 @dataclass
@@ -50,6 +50,10 @@ class Weights:
 
     def rms_norm(self, name: str, size: int, eps: float) -> RmsNorm:
         return RmsNorm(self.tensor(f"{name}.weight", size), eps)
+
+    def norm(self, name: str, size: int, eps: float) -> Norm:
+        """The norm ``name``: LayerNorm where the file holds a bias, else RmsNorm."""
+        return self.layer_norm(name, size, eps) if self.has(f"{name}.bias") else self.rms_norm(name, size, eps)
 
     def finish(self) -> None:
         """Everything in the file must have been taken: a tensor nobody uses means that file and family

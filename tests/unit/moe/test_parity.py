@@ -24,6 +24,22 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 """Of the four waves of 8 numbers a head one stays, one lies between and two are slowed."""
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 50.0,
+    "factor": 4.0,
+    "beta_fast": 4.0,
+    "beta_slow": 1.0,
+    "original_max_position_embeddings": 32,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 50.0,
+    "short_factor": [1.0, 1.1, 1.5, 2.0],
+    "long_factor": [3.0, 4.0, 5.0, 6.0],
+    "original_max_position_embeddings": 32,
+}
+MSCALES = {"short_mscale": 1.3, "long_mscale": 1.5}
 
 
 def answer_of(case: Case, pipeline: WholeModel, ids: list[list[int]], answers: list[list[int]]) -> list[Tensor]:
@@ -140,6 +156,20 @@ def test_routers_choose_the_same_experts_with_the_same_gates(family: str, tmp_pa
         pytest.param("llama", {"tie_word_embeddings": True, "rope_theta": 500.0}, id="llama-tied-theta"),
         pytest.param("llama", {"num_key_value_heads": 1, "hidden_act": "gelu"}, id="llama-one-kv-head-gelu"),
         pytest.param("llama", {"rope_parameters": LLAMA3}, id="llama3-positions"),
+        pytest.param("llama", {"rope_parameters": YARN}, id="llama-yarn"),
+        pytest.param("llama", {"rope_parameters": {**YARN, "truncate": False, "mscale": 2.0}}, id="llama-yarn-uncut"),
+        pytest.param(
+            "qwen3_moe",
+            {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.2, "factor": 3.0}},
+            id="qwen-yarn-two-mscales",
+        ),
+        pytest.param(
+            "mixtral", {"rope_parameters": {"rope_type": "linear", "rope_theta": 50.0, "factor": 3.0}}, id="linear"
+        ),
+        pytest.param("llama", {"rope_parameters": LONGROPE}, id="llama-longrope"),
+        pytest.param("phimoe", {"rope_parameters": {**LONGROPE, **MSCALES}}, id="phimoe-longrope"),
+        pytest.param("phimoe", {"router_jitter_noise": 0.4, "sliding_window": 5}, id="phimoe-jitter-window"),
+        pytest.param("phimoe", {"attention_bias": False, "lm_head_bias": False}, id="phimoe-no-biases"),
         pytest.param("mistral", {"sliding_window": 5}, id="mistral-window"),
         pytest.param(
             "qwen2", {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 0}, id="qwen2-window"

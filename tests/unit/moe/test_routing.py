@@ -111,3 +111,12 @@ def test_packing_knows_positions_and_ends() -> None:
     assert packing.positions.tolist() == [0, 1, 2, 0, 1]
     assert packing.ends.tolist() == [2, 4]
     assert not packing.even and Packing([2, 2]).even
+
+
+def test_sparsemixer_gates_each_choice_among_those_near_it() -> None:
+    logits = torch.tensor([[1.0, 0.9, -3.0, 0.97]])
+    ids, gates = RouterProgram(Linear(torch.eye(4), None), Router(2, "sparsemixer", jitter=0.04))(logits)
+    assert ids.tolist() == [[0, 3]]
+    first = math.exp(1.0) / (math.exp(1.0) + math.exp(0.97))  # 0.9 is a tenth away, more than twice the jitter
+    second = math.exp(0.97) / (math.exp(0.97) + math.exp(0.9))
+    assert gates[0].tolist() == pytest.approx([first, second], rel=1e-5)

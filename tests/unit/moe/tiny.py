@@ -106,6 +106,11 @@ def granitemoe(**changes: Any) -> Any:
     return transformers.GraniteMoeForCausalLM(transformers.GraniteMoeConfig(**{**ROPE, **numbers, **changes}))
 
 
+def phimoe(**changes: Any) -> Any:
+    numbers = {"intermediate_size": 24, "num_local_experts": 5, "attention_bias": True, "lm_head_bias": True}
+    return transformers.PhimoeForCausalLM(transformers.PhimoeConfig(**{**ROPE, **numbers, **changes}))
+
+
 def llama(**changes: Any) -> Any:
     return _dense(transformers.LlamaForCausalLM, transformers.LlamaConfig, changes)
 
@@ -138,13 +143,14 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "olmoe": olmoe,
     "qwen2_moe": qwen2_moe,
     "granitemoe": granitemoe,
+    "phimoe": phimoe,
     "llama": llama,
     "mistral": mistral,
     "qwen2": qwen2,
     "qwen3": qwen3,
 }
 ENCODERS = ("bert", "roberta", "distilbert")
-NATIVE = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe")
+NATIVE = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "phimoe")
 
 
 def build(family: str, seed: int = 0, **changes: Any) -> Any:
