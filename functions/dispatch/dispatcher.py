@@ -339,6 +339,7 @@ class Dispatcher:
         deadline_s: float,
         request_id: str,
         record: CallRecord,
+        headers: Sequence[tuple[str, str]] = (),
     ) -> RawReply:
         """One call to this very replica of ``name``, as it holds what the call goes on from; while it is busy (429) the
         call waits. The reply has any other status. Raises TransportError, also where the replica is not in the table,
@@ -354,7 +355,13 @@ class Dispatcher:
             record.node = slot.replica.node
             try:
                 reply = await self.send(
-                    name, _taken(slot, begun_s), path, chunks, deadline_s=deadline_s, request_id=request_id
+                    name,
+                    _taken(slot, begun_s),
+                    path,
+                    chunks,
+                    deadline_s=deadline_s,
+                    request_id=request_id,
+                    headers=headers,
                 )
             except TransportError as error:
                 record.repeats.append(error.reason)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from functions.generation.request import FieldError
 from functions.generation.sampling import Chosen
+from functions.generation.token_texts import TokenTexts
 from functions.wire.errors import CallError
 from functions.wire.messages import PLATFORM_FAILED, Reply
 from moe.tokenize import TextTokenizer
@@ -67,9 +68,12 @@ def embeddings_document(model: str, vectors: NDArray[np.float32], tokens: int, *
 class Form:
     """What one request's answers look like: whole, or in pieces; of a conversation, or of completions."""
 
-    def __init__(self, model: str, request_id: str, tokenizer: TextTokenizer, *, chat: bool) -> None:
+    def __init__(
+        self, model: str, request_id: str, tokenizer: TextTokenizer, befores: Sequence[Sequence[int]], *, chat: bool
+    ) -> None:
+        """``befores``: the tokens that each text's first one follows."""
         self._chat = chat
-        self._tokenizer = tokenizer
+        self._token_texts = [TokenTexts(tokenizer, before) for before in befores]
         self._head: dict[str, Any] = {
             "id": ("chatcmpl-" if chat else "cmpl-") + request_id,
             "created": int(time.time()),
@@ -82,7 +86,7 @@ class Form:
         """All texts at once: each with its tokens, and why it ended."""
         written = []
         for index, (text, chosen, finish) in enumerate(choices):
-            logprobs = self._logprobs(chosen) if with_logprobs else None
+            logprobs = self._logprobs(index, chosen) if with_logprobs else None
             content: dict[str, Any] = (
                 {"message": {"role": "assistant", "content": text, "refusal": None}} if self._chat else {"text": text}
             )
@@ -94,7 +98,7 @@ class Form:
         self, index: int, text: str, chosen: Sequence[Chosen] | None, finish: str | None, *, first: bool, usage: bool
     ) -> bytes:
         """A part of one text as an event; ``chosen`` where log probabilities were asked for."""
-        logprobs = self._logprobs(chosen) if chosen is not None else None
+        logprobs = self._logprobs(index, chosen) if chosen is not None else None
         delta: dict[str, Any] = {"text": text}
         if self._chat:
             delta = {"delta": {**({"role": "assistant"} if first else {}), **({"content": text} if text else {})}}
@@ -109,26 +113,47 @@ class Form:
         kind = "chat.completion.chunk" if self._chat else "text_completion"
         return event({**self._head, "object": kind, **document})
 
-    def _logprobs(self, chosen: Sequence[Chosen]) -> dict[str, Any]:
+    def _logprobs(self, index: int, chosen: Sequence[Chosen]) -> dict[str, Any]:
+        texts = self._token_texts[index]
         if self._chat:
-            return {"content": [self._token(one) for one in chosen], "refusal": None}
+            content = []
+            for one in chosen:
+                top = [_named(texts, token, value) for token, value in one.top]
+                content.append({**_named(texts, one.token, one.logprob), "top_logprobs": top})
+                texts.add(one.token)
+            return {"content": content, "refusal": None}
+        tokens, tops, offsets = [], [], []
+        for one in chosen:
+            tokens.append(texts.name(one.token))
+            tops.append(_top(texts, one))
+            offsets.append(texts.offset)
+            texts.add(one.token)
         return {
-            "tokens": [self._word(one.token) for one in chosen],
+            "tokens": tokens,
             "token_logprobs": [one.logprob for one in chosen],
-            "top_logprobs": [{self._word(token): value for token, value in one.top} for one in chosen],
-            "text_offset": [],
+            "top_logprobs": tops,
+            "text_offset": offsets,
         }
 
-    def _token(self, chosen: Chosen) -> dict[str, Any]:
-        top = [self._named(token, value) for token, value in chosen.top]
-        return {**self._named(chosen.token, chosen.logprob), "top_logprobs": top}
 
-    def _named(self, token: int, logprob: float | None) -> dict[str, Any]:
-        word = self._word(token)
-        return {"token": word, "logprob": logprob, "bytes": list(word.encode())}
+def _top(texts: TokenTexts, chosen: Chosen) -> dict[str, float] | None:
+    """The likeliest tokens and the one that is there, by name; of two of one name the likelier. None for a first token,
+    which follows nothing."""
+    if chosen.logprob is None:
+        return None
+    top: dict[str, float] = {}
+    for token, value in [*chosen.top, (chosen.token, chosen.logprob)]:
+        top.setdefault(texts.name(token), value)
+    return top
 
-    def _word(self, token: int) -> str:
-        return self._tokenizer.decode([token]) or self._tokenizer.word(token)
+
+def _named(texts: TokenTexts, token: int, logprob: float | None) -> dict[str, Any]:
+    text = texts.text(token)
+    return {
+        "token": texts.name(token),
+        "logprob": logprob,
+        "bytes": None if text is None else list(text.encode()),
+    }
 
 
 def event(document: dict[str, Any]) -> bytes:

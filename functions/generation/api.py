@@ -107,7 +107,7 @@ class OpenAiApi:
         return ids
 
     def _prompts(self, asked: Asked) -> list[list[int]]:
-        """Token ids of all prompts, each with room for a token after it. Raises FieldError, BadInputError."""
+        """Token ids of all prompts, each with room for its new tokens. Raises FieldError, BadInputError."""
         if asked.messages is None:
             ids = self._ids(asked.prompts, "prompt")
         elif self._template is None:
@@ -121,10 +121,11 @@ class OpenAiApi:
             except TextError as error:
                 raise FieldError(str(error), "messages", "context_length_exceeded") from None
         longest = max(map(len, ids))
-        if longest + (asked.max_tokens or 1) > self._longest:
+        wanted = 1 if asked.max_tokens is None else asked.max_tokens
+        if longest + wanted > self._longest:
             message = (
                 f"this model's maximum context length is {self._longest} tokens; the prompt has {longest}, and "
-                f"{asked.max_tokens or 1} are to be written"
+                f"{wanted} are to be written"
             )
             raise FieldError(message, "messages" if asked.messages else "prompt", "context_length_exceeded")
         if any(token >= self._vocabulary for token in asked.sampling.logit_bias):
@@ -136,7 +137,8 @@ class OpenAiApi:
     ) -> tuple[int, int]:
         prompts = self._prompts(asked)
         writing = Writing(self._start(asked, prompts, sent, generator), prompts, asked, generator, self._tokenizer)
-        form = Form(self._manifest.name, sent.request_id[:64], self._tokenizer, chat=chat)
+        befores = [() if asked.echo else prompt for prompt in prompts for _ in range(asked.n)]
+        form = Form(self._manifest.name, sent.request_id[:64], self._tokenizer, befores, chat=chat)
         sent.on_abandoned = both(writing.cancel, sent.on_abandoned)
         try:
             first = await writing.outbox.get()
@@ -170,7 +172,7 @@ class OpenAiApi:
                     reader = Reader(len(texts), outbox, Writer(self._tokenizer, prompt), asked.stops)
                     text = Text(
                         list(prompt),
-                        asked.max_tokens or self._longest - len(prompt),
+                        self._longest - len(prompt) if asked.max_tokens is None else asked.max_tokens,
                         Sampler(sampling, asked.logprobs),
                         reader,
                         self._end,
@@ -179,6 +181,7 @@ class OpenAiApi:
                         now_s,
                         bounded=asked.max_tokens is not None,
                         deadline_s=sent.deadline_s,
+                        prompt_logprobs=asked.logprobs if asked.echo else None,
                     )
                     generator.add(text)
                     texts.append(text)

@@ -19,6 +19,9 @@ class Gathered:
     tokens: list[int] = field(default_factory=list)
     over: asyncio.Future[Finish] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
+    def prompt(self, scored: Sequence[Chosen]) -> None:
+        """Nobody asks for it."""
+
     def token(self, chosen: Chosen) -> bool:
         self.tokens.append(chosen.token)
         return False

@@ -13,12 +13,15 @@ import orjson
 from functions.dispatch.client import ConnectionPool, TransportError, request_head
 from functions.dispatch.dispatcher import CallRecord, Dispatcher, ReplicaAddress
 from functions.generation.texts import Text
-from functions.ingress.calls import NodeCaller, PassContext
+from functions.ingress.calls import NodeCaller, PassContext, gather_or_cancel
 from functions.ingress.passes import PipelinePass
 from functions.wire import arrays
 from functions.wire import format as wire
 from functions.wire.arrays import Array, Arrays
 from moe.manifest import Manifest
+
+Parts = Sequence[tuple[Text, int]]
+"""Texts, and how many of their next tokens are computed."""
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +58,9 @@ class Instance:
         """Pages that a text may be spread over, the fewest of all segments; known once ``open`` has asked."""
         self.page_tokens = 1
         self.bytes_per_token = 0
+        row_bytes = 4 * int(manifest.architecture.get("decoder", manifest.architecture)["vocab_size"])
+        self.scored_tokens = max(1, (wire.MAX_BYTES - 4096) // row_bytes)
+        """Tokens whose logits fit one message."""
         self._caller = caller
         self._driver = driver
         self._dispatcher = dispatcher
@@ -89,26 +95,39 @@ class Instance:
                     fewest = node["pages"] if fewest is None else min(fewest, node["pages"])
         self.pages = fewest or 0
 
-    async def run(self, parts: Sequence[tuple[Text, int]], context: PassContext) -> Array:
-        """One pass over the next tokens of some texts, so many of each: logits ``[B, vocab]`` after the last of them.
-        Raises KvError, CallError."""
-        lengths = np.array([count for _, count in parts], np.int64)
-        which = {
-            "lengths": lengths,
-            "sequences": np.array([text.kv_id for text, _ in parts], np.int64),
-            "starts": np.array([text.kept for text, _ in parts], np.int64),
-            "parents": np.array([text.parent for text, _ in parts], np.int64),
-        }
+    async def run(self, parts: Parts, context: PassContext) -> list[Array]:
+        """One pass over the next tokens of some texts: of each the logits ``[rows, vocab]``, one row after its last
+        token, or one after each token where the text is ``scoring``. Raises KvError, CallError."""
+        which = _which(parts)
         tokens = [token for text, count in parts for token in text.tokens[text.kept : text.kept + count]]
         tensors: Arrays = {"token_ids": np.array(tokens, np.int64), **which}
         for layer in range(self._layers):
             routed = await self._segment(layer, tensors, context)
             tensors = {"hidden": await self._driver.layer(layer, routed, context), **which}
-        return (await self._segment(self._layers, tensors, context))["logits"]
+        return await self._logits(parts, tensors, context)
 
-    async def _segment(self, index: int, tensors: Arrays, context: PassContext) -> Arrays:
+    async def _logits(self, parts: Parts, tensors: Arrays, context: PassContext) -> list[Array]:
+        """The last segment: texts that are ``scoring`` in a call of their own each, as their answers are large."""
+        if not any(text.scoring for text, _ in parts):
+            return list((await self._segment(self._layers, tensors, context))["logits"][:, None])
+        edges = np.cumsum([0, *(count for _, count in parts)])
+        plain = [place for place, (text, _) in enumerate(parts) if not text.scoring]
+        groups = [[place] for place, (text, _) in enumerate(parts) if text.scoring] + ([plain] if plain else [])
+        calls = []
+        for group in groups:
+            rows = np.concatenate([np.arange(edges[place], edges[place + 1]) for place in group])
+            own = [parts[place] for place in group]
+            part = {"hidden": tensors["hidden"][rows], **_which(own)}
+            calls.append(self._segment(self._layers, part, context, all_logits=own[0][0].scoring))
+        logits: dict[int, Array] = {}
+        for group, reply in zip(groups, await gather_or_cancel(calls), strict=True):
+            whole = len(group) == 1 and parts[group[0]][0].scoring
+            logits |= zip(group, [reply["logits"]] if whole else reply["logits"][:, None], strict=True)
+        return [logits[place] for place in range(len(parts))]
+
+    async def _segment(self, index: int, tensors: Arrays, context: PassContext, *, all_logits: bool = False) -> Arrays:
         node_id, replica = self._replica_of[index]
-        return await self._caller.call(node_id, tensors, context, CallRecord(), replica=replica)
+        return await self._caller.call(node_id, tensors, context, CallRecord(), replica=replica, all_logits=all_logits)
 
     def free(self, kv_ids: Sequence[int]) -> None:
         """Have all replicas free these texts' pages, without waiting; one that cannot be reached frees them later by
@@ -141,6 +160,16 @@ class Instance:
             await pool.call(head, chunks, ASK_S)
         except TransportError as error:
             log.info("pages at %s are not freed: %s", pool.address, error)
+
+
+def _which(parts: Parts) -> Arrays:
+    """Whose tokens a pass has, and what segments have of them."""
+    return {
+        "lengths": np.array([count for _, count in parts], np.int64),
+        "sequences": np.array([text.kv_id for text, _ in parts], np.int64),
+        "starts": np.array([text.kept for text, _ in parts], np.int64),
+        "parents": np.array([text.parent for text, _ in parts], np.int64),
+    }
 
 
 def form(

@@ -38,6 +38,10 @@ class Measures:
             self.prompt_tokens += len(text.tokens)
         self.written_tokens += 1
 
+    def prompt_only(self, text: Text) -> None:
+        """A text is through of which no token is written."""
+        self.prompt_tokens += len(text.tokens)
+
     def finished(self, text: Text, reason: str, now_s: float) -> None:
         """A text has ended."""
         self.ended[reason] = self.ended.get(reason, 0) + 1

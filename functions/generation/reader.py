@@ -18,7 +18,8 @@ CONTEXT_TOKENS = 6
 """Tokens of the prompt by which a tokenizer decides whether the first new token begins with a space."""
 MOST_HELD = 16
 """Tokens that a character may take; what is no character after so many never becomes one."""
-_BROKEN = "\ufffd"
+BROKEN = "\ufffd"
+"""What decoding gives for bytes that are no character."""
 
 
 class Writer:
@@ -34,7 +35,7 @@ class Writer:
         """The characters that one more token completes."""
         self._ids.append(token)
         text = self._new()
-        if text.endswith(_BROKEN) and len(self._ids) - self._out < MOST_HELD:
+        if text.endswith(BROKEN) and len(self._ids) - self._out < MOST_HELD:
             return ""
         del self._ids[: max(0, self._out - CONTEXT_TOKENS)]
         self._out = len(self._ids)
@@ -123,6 +124,9 @@ class Reader:
         self._stops = StopFilter(stops)
         self._chosen: list[Chosen] = []
         self._stopped = False
+
+    def prompt(self, scored: Sequence[Chosen]) -> None:
+        self._chosen += scored
 
     def token(self, chosen: Chosen) -> bool:
         text, self._stopped = self._stops.push(self._writer.add(chosen.token))

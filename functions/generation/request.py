@@ -98,10 +98,8 @@ def completion(document: Document) -> Asked:
     """A request for completions. Raises FieldError."""
     _check_names(document, _COMPLETION)
     logprobs = _whole(document, "logprobs", None, 0, MOST_LOGPROBS)
-    asked = _asked(document, logprobs, _whole(document, "max_tokens", COMPLETION_TOKENS, 1), _prompts(document))
-    if asked.echo and logprobs is not None:
-        raise FieldError("echo together with logprobs is not supported: log probabilities are of new tokens", "echo")
-    return asked
+    fewest = 0 if _flag(document, "echo") else 1
+    return _asked(document, logprobs, _whole(document, "max_tokens", COMPLETION_TOKENS, fewest), _prompts(document))
 
 
 def chat(document: Document) -> Asked:
@@ -182,11 +180,11 @@ def _texts_or_ids(document: Document, name: str) -> list[str] | list[list[int]]:
     given = document.get(name)
     if isinstance(given, str):
         return [given]
+    if isinstance(given, list) and given and all(type(one) is int for one in given):
+        return [given]
     if isinstance(given, list) and 1 <= len(given) <= MOST_TEXTS * 2:
         if all(isinstance(one, str) for one in given):
             return given
-        if all(type(one) is int for one in given):
-            return [given]
         if all(isinstance(one, list) and one and all(type(token) is int for token in one) for one in given):
             return given
     raise FieldError(f"{name} takes a text, a list of texts, token ids, or a list of lists of token ids", name)

@@ -22,6 +22,7 @@ import torch
 from functions.generation.instance import Instance
 from functions.generation.measures import Measures
 from functions.generation.prefixes import KEEP_S, Prefixes
+from functions.generation.sampling import Chosen, logprobs_of
 from functions.generation.texts import Finish, Text
 from functions.ingress.calls import PassContext
 from functions.wire.arrays import Array, as_float32
@@ -170,6 +171,8 @@ class InstanceRun:
 
     def _share(self, text: Text) -> None:
         """Begin with a kept text's pages, where that leaves room for the rest."""
+        if text.scoring:  # the pages have no logits of the tokens in them
+            return
         now_s = self._loop.time()
         parent, pages = self.prefixes.find(text.tokens, now_s)
         pinned = self.prefixes.pinned([parent, *(one.parent for one in self.texts)])
@@ -221,20 +224,27 @@ class InstanceRun:
         for text in self.texts:
             left = len(text.tokens) - text.kept
             if left > 1 and room > 0:
-                iteration.append((text, min(left, room)))
+                most = min(room, self.instance.scored_tokens) if text.scoring else room
+                iteration.append((text, min(left, most)))
                 room -= left
         return iteration
 
-    def _take(self, iteration: Iteration, logits: Array) -> None:
-        """Choose each text's next token from ``logits [B, vocab]``, where all of it has been computed."""
+    def _take(self, iteration: Iteration, logits: Sequence[Array]) -> None:
+        """Choose each text's next token from its ``logits [rows, vocab]``, where all of it has been computed."""
         now_s = self._loop.time()
-        rows = torch.from_numpy(as_float32(logits).copy())
-        for (text, count), row in zip(iteration, rows, strict=True):
+        for (text, count), array in zip(iteration, logits, strict=True):
+            rows = torch.from_numpy(as_float32(array).copy())
+            if text.scoring:
+                _score(text, rows)
             text.kept += count
             if text.kept < len(text.tokens) or text.cancelled:
                 continue
+            if not text.max_tokens:
+                self._measures.prompt_only(text)
+                self._finish(text, "length")
+                continue
             try:
-                chosen = text.sampler.choose(row)
+                chosen = text.sampler.choose(rows[-1])
             except (RuntimeError, ValueError, IndexError) as err:  # one text's own settings; the others go on
                 self._fail(text, CallError(f"the next token could not be chosen: {err}"))
                 continue
@@ -276,3 +286,15 @@ class InstanceRun:
 
     def _pages_of(self, text: Text) -> int:
         return -(-len(text.tokens) // self.instance.page_tokens) - text.shared_pages
+
+
+def _score(text: Text, rows: torch.Tensor) -> None:
+    """Report the prompt's tokens that ``rows [tokens, vocab]``, the logits after its next tokens, are about. The first
+    token follows nothing, so it has no probability."""
+    prompt = text.tokens[: len(text.tokens) - text.written]
+    first = [] if text.scored else [Chosen(prompt[0])]
+    own = prompt[max(text.scored, 1) : text.kept + len(rows) + 1]
+    skipped = max(text.scored, 1) - text.kept - 1  # what was reported before the text was preempted
+    scored = [*first, *logprobs_of(rows[skipped : skipped + len(own)], own, text.prompt_logprobs or 0)]
+    text.scored += len(scored)
+    text.sink.prompt(scored)

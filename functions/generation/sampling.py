@@ -8,7 +8,7 @@ tokens that were generated.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -60,7 +60,7 @@ class Sampler:
             self._counts[token] += 1
             if self._logprobs is None:
                 return Chosen(token)
-            return logprobs_of(scores, token, self._logprobs)
+            return logprobs_of(scores[None], [token], self._logprobs)[0]
 
     def _adjusted(self, logits: Tensor) -> Tensor:
         s = self._sampling
@@ -93,9 +93,15 @@ def _tempered(scores: Tensor, temperature: float) -> Tensor:
     return (scores - scores.max()) / temperature
 
 
-def logprobs_of(scores: Tensor, token: int, count: int) -> Chosen:
-    """``token`` with its log probability under ``scores [vocab]`` and the ``count`` likeliest tokens'."""
-    logs = torch.log_softmax(scores, -1)
-    best = torch.topk(logs, min(count, logs.shape[0])) if count else None
-    top = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True)) if best is not None else ()
-    return Chosen(token, float(logs[token]), top)
+def logprobs_of(scores: Tensor, tokens: Sequence[int], count: int) -> list[Chosen]:
+    """Each of ``tokens`` with its log probability under its row of ``scores [tokens, vocab]`` and the ``count``
+    likeliest tokens'."""
+    with torch.inference_mode():
+        logs = torch.log_softmax(scores.float(), -1)
+        own = logs.gather(1, torch.tensor(tokens, dtype=torch.int64)[:, None])[:, 0].tolist()
+        best = torch.topk(logs, min(count, logs.shape[1]), dim=1)
+        tops = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return [
+            Chosen(token, logprob, tuple(zip(*top, strict=True)))
+            for token, logprob, top in zip(tokens, own, tops, strict=True)
+        ]

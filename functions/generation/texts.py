@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -15,6 +16,9 @@ Finish = Literal["stop", "length"]
 
 class Sink(Protocol):
     """Takes a text's tokens on the event loop as they are chosen. Nothing comes after ``finished`` or ``failed``."""
+
+    def prompt(self, scored: Sequence[Chosen]) -> None:
+        """The next of the prompt's own tokens with their log probabilities, where they are wanted."""
 
     def token(self, chosen: Chosen) -> bool:
         """One more token; True: that is enough, a stop sequence was written."""
@@ -65,6 +69,11 @@ class Text:
     parent: int = -1
     """The text whose first pages are this one's too, by its ``kv_id``; -1: none."""
     shared_pages: int = 0
+    prompt_logprobs: int | None = None
+    """How many of the likeliest tokens are reported at each place of the prompt, next to its own token; None: nothing
+    is."""
+    scored: int = 0
+    """Tokens of the prompt that were reported."""
     written: int = 0
     moved_s: float = field(init=False)
     """When its last token was chosen, or it arrived."""
@@ -77,6 +86,11 @@ class Text:
     def last(self) -> int:
         """Tokens it has when ``max_tokens`` are written."""
         return len(self.tokens) - self.written + self.max_tokens
+
+    @property
+    def scoring(self) -> bool:
+        """Whether the next pass is to give logits of all its tokens, as the prompt's own are not all reported."""
+        return self.prompt_logprobs is not None and self.scored < len(self.tokens) - self.written
 
     def forget(self) -> None:
         """What the segments had of it is gone: it is computed again from its beginning."""

@@ -14,7 +14,7 @@ from functions.wire import arrays
 from functions.wire import format as wire
 from functions.wire.arrays import Arrays
 from functions.wire.errors import KvFullError, KvLostError, NodeFailedError, NodeRefusedError
-from functions.wire.messages import KV_FULL, KV_MISSING, Body
+from functions.wire.messages import ALL_LOGITS, KV_FULL, KV_MISSING, Body
 from moe.grouping import Grouping
 from moe.manifest import Manifest
 
@@ -56,8 +56,10 @@ class NodeCaller:
         record: CallRecord,
         node: str = "",
         replica: str = "",
+        all_logits: bool = False,
     ) -> Arrays:
-        """``node_id`` on some tensors; at a replica on the machine ``node`` if it can, or at this very ``replica``.
+        """``node_id`` on some tensors; at a replica on the machine ``node`` if it can, or at this very ``replica``,
+        there with ``all_logits`` where every token's are wanted and not each text's last one's.
         ``record`` holds afterwards what it cost. Raises CallError, with a ``replica`` also KvError."""
         name, path = self._address[node_id]
         meter = self._instruments.nodes[node_id]
@@ -68,7 +70,8 @@ class NodeCaller:
         received_bytes = 0
         try:
             if replica:
-                reply = await self._at(name, replica, path, chunks, context, record)
+                headers = ((ALL_LOGITS, "1"),) if all_logits else ()
+                reply = await self._at(name, replica, path, chunks, context, record, headers)
             else:
                 reply = await self._dispatcher.call(
                     name,
@@ -93,7 +96,14 @@ class NodeCaller:
                     traffic.of(record.node).segment_calls += 1
 
     async def _at(
-        self, name: str, replica: str, path: str, chunks: Sequence[Body], context: PassContext, record: CallRecord
+        self,
+        name: str,
+        replica: str,
+        path: str,
+        chunks: Sequence[Body],
+        context: PassContext,
+        record: CallRecord,
+        headers: Sequence[tuple[str, str]],
     ) -> RawReply:
         """A call to one replica that keeps what it goes on from. Raises CallError, KvError."""
         try:
@@ -105,6 +115,7 @@ class NodeCaller:
                 deadline_s=context.deadline_s,
                 request_id=context.request_id,
                 record=record,
+                headers=headers,
             )
         except TransportError as error:
             raise KvLostError(f"{name}: {error}") from None

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
+import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.harness.local_pipeline import LocalPipeline
@@ -179,7 +180,56 @@ def test_seeds_texts_of_one_request_and_echo(two_instances: LocalPipeline, long:
     assert logprobs.token_logprobs is not None
     assert logprobs.top_logprobs is not None
     assert len(logprobs.token_logprobs) == 12
-    assert all(len(top) <= 3 for top in logprobs.top_logprobs)
+    assert all(3 <= len(top) <= 4 for top in logprobs.top_logprobs)  # the token that was drawn, too
+    assert logprobs.tokens is not None
+    assert logprobs.text_offset == sorted(logprobs.text_offset or ())
+    assert len(logprobs.tokens) == len(logprobs.text_offset)
+
+
+def likelihoods(model: WholeModel, ids: list[int]) -> torch.Tensor:
+    """Log probabilities ``[tokens - 1, vocab]`` of what follows each token, by the whole model."""
+    return torch.log_softmax(model.logits_ids([ids], all_tokens=True)[:-1], -1)
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_echo_with_logprobs_gives_the_whole_models_likelihoods_of_prompts(
+    two_instances: LocalPipeline, long: Path, max_tokens: int
+) -> None:
+    model = WholeModel(long)
+    texts = ["a prompt " * 40, "see", "grün and blue 🙂"]
+    ids = [model.tokenizer.encode(text) for text in texts]
+    client = client_of(two_instances)
+    for prompts in (texts, ids):
+        answer = client.completions.create(
+            model="tiny", prompt=prompts, max_tokens=max_tokens, logprobs=3, echo=True, temperature=0
+        )
+        for text, tokens, choice in zip(texts, ids, answer.choices, strict=True):
+            assert choice.text.startswith(text)
+            logprobs, wanted = choice.logprobs, likelihoods(model, tokens)
+            assert logprobs is not None
+            own, tops = logprobs.token_logprobs, logprobs.top_logprobs
+            assert own is not None
+            assert tops is not None
+            assert len(own) == len(tops) == len(logprobs.tokens or ()) == len(tokens) + max_tokens
+            assert own[0] is None
+            assert tops[0] is None
+            assert np.allclose(own[1 : len(tokens)], wanted[range(len(wanted)), tokens[1:]], atol=1e-4)
+            best = [max(top.values()) for top in tops[1 : len(tokens)]]
+            assert np.allclose(best, wanted.max(-1).values, atol=1e-4)
+            if text.isascii():
+                assert (logprobs.text_offset or [])[: len(tokens)] == list(range(len(tokens)))
+    assert logprobs.text_offset is not None
+    smile = [place for place, offset in enumerate(logprobs.text_offset) if offset == texts[2].index("🙂")]
+    assert len(smile) == 4  # a token for each of its bytes
+    streamed = client.completions.create(
+        model="tiny", prompt=ids[0], max_tokens=max_tokens, logprobs=1, echo=True, temperature=0, stream=True
+    )
+    pieces = [piece.choices[0] for piece in streamed]
+    assert (
+        sum(len(piece.logprobs.token_logprobs or ()) for piece in pieces if piece.logprobs) == len(ids[0]) + max_tokens
+    )
+    assert "".join(piece.text for piece in pieces) == answer.choices[0].text
+    until_free(two_instances)
 
 
 @pytest.mark.parametrize(
@@ -191,6 +241,7 @@ def test_seeds_texts_of_one_request_and_echo(two_instances: LocalPipeline, long:
         ({"top_n_sigma": 1}, 400, "top_n_sigma", "'top_n_sigma' is not supported"),
         ({"temperature": 3}, 400, "temperature", "from 0 to 2"),
         ({"n": 0}, 400, "n", "from 1 to 128"),
+        ({"max_tokens": 0}, 400, "max_tokens", "of at least 1"),
         ({"max_tokens": 5000}, 400, "prompt", "maximum context length is 4096"),
         ({"logit_bias": {"x": 1}}, 400, "logit_bias", "token ids"),
         ({"logit_bias": {"300": 1}}, 400, "logit_bias", "outside 0 to 299"),

@@ -47,6 +47,7 @@ class InProcess:
         self.before: Callable[[int], Awaitable[None] | None] = lambda number: None
         """Called with each iteration's number; may raise or wait."""
         self.lost = False
+        self.scored_tokens = 1000
         for segment in model.manifest.segments:
             program = model.programs[segment.id]
             bytes_per_token = program.open_cache(1 << 20).bytes_per_token
@@ -55,7 +56,7 @@ class InProcess:
     def whole(self) -> bool:
         return not self.lost
 
-    async def run(self, parts: Sequence[tuple[Text, int]], context: PassContext) -> Array:
+    async def run(self, parts: Sequence[tuple[Text, int]], context: PassContext) -> list[Array]:
         self.iterations.append([(text.request_id, count) for text, count in parts])
         waiting = self.before(len(self.iterations))
         if waiting is not None:
@@ -66,11 +67,13 @@ class InProcess:
         tensors["starts"] = torch.tensor([text.kept for text, _ in parts])
         tensors["parents"] = torch.tensor([text.parent for text, _ in parts])
         try:
-            return self.model.forward(tensors)["logits"].numpy()
+            logits = self.model.forward(tensors, all_logits=True)["logits"].numpy()
         except CacheFullError as error:
             raise KvFullError(str(error)) from None
         except CacheMissError as error:
             raise KvLostError(str(error)) from None
+        rows = np.split(logits, np.cumsum([count for _, count in parts])[:-1])
+        return [row if text.scoring else row[-1:] for (text, _), row in zip(parts, rows, strict=True)]
 
     def free(self, kv_ids: Sequence[int]) -> None:
         for segment in self.model.manifest.segments:
@@ -95,11 +98,15 @@ class Collected:
     """A sink that keeps what it gets."""
 
     tokens: list[int] = field(default_factory=list)
+    scored: list[Chosen] = field(default_factory=list)
     finish: Finish | None = None
     error: CallError | None = None
     over: asyncio.Event = field(default_factory=asyncio.Event)
     behind: bool = False
     stop_at: int | None = None
+
+    def prompt(self, scored: Sequence[Chosen]) -> None:
+        self.scored += scored
 
     def token(self, chosen: Chosen) -> bool:
         assert not self.over.is_set()
@@ -348,6 +355,33 @@ async def test_when_a_replica_is_lost_texts_wait_in_order_and_are_computed_again
     await again.end()
 
 
+@pytest.mark.parametrize(("pages", "at_once"), [(80, 1000), (80, 7), (27, 7)])
+async def test_a_prompts_own_tokens_are_scored_whatever_runs_beside_and_after_preemption(
+    model: WholeModel, pages: int, at_once: int
+) -> None:
+    bench = Bench(InProcess(model, pages))
+    bench.instance.scored_tokens = at_once
+    prompts = tiny.texts((45, 1, 300), seed=31)
+    await bench.over(bench.add(bench.text("kept", prompts[2], 1)))  # what it left is not begun with
+    plain = [bench.add(bench.text("plain", prompt, 60)) for prompt in tiny.texts((30, 9), seed=4)]
+    scored = [
+        bench.add(bench.text("scored", prompt, most, prompt_logprobs=2))
+        for prompt, most in zip(prompts, (40, 3, 0), strict=True)
+    ]
+    await bench.over(*plain, *scored)
+    for prompt, most, sink in zip(prompts, (40, 3, 0), scored, strict=True):
+        assert sink.finish == "length"
+        assert len(sink.tokens) == most
+        assert [one.token for one in sink.scored] == prompt
+        assert sink.scored[0].logprob is None
+        wanted = torch.log_softmax(model.logits_ids([prompt], all_tokens=True), -1)
+        for place, one in enumerate(sink.scored[1:]):
+            assert one.logprob == pytest.approx(float(wanted[place, prompt[place + 1]]), abs=1e-4)
+            assert [token for token, _ in one.top] == wanted[place].topk(2).indices.tolist()
+    assert (bench.measures.preemptions > 0) == (pages == 27)
+    await bench.end()
+
+
 async def test_a_text_that_begins_like_a_finished_one_goes_on_from_its_pages(model: WholeModel) -> None:
     bench = Bench(InProcess(model, 40))
     prompt = tiny.texts((50,), seed=21)[0]
@@ -401,7 +435,7 @@ async def test_pages_of_a_first_iteration_that_failed_halfway_are_freed(model: W
     bench = Bench(InProcess(model, 40))
     computed = bench.instance.run
 
-    async def halfway(parts: Sequence[tuple[Text, int]], context: PassContext) -> Array:
+    async def halfway(parts: Sequence[tuple[Text, int]], context: PassContext) -> list[Array]:
         await computed(parts, context)
         raise KvLostError("the last segment is gone")
 
