@@ -39,13 +39,14 @@ Family = Literal[
     "qwen2_moe",
     "granitemoe",
     "phimoe",
+    "glm4_moe",
     "roberta",
     "distilbert",
 ]
 Task = Literal["embedding", "causal-lm", "seq2seq-lm"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 Kind = Literal["segment", "expert"]
-Gates = Literal["softmax-topk", "topk-softmax", "ones", "sparsemixer"]
+Gates = Literal["softmax-topk", "topk-softmax", "ones", "sparsemixer", "sigmoid-topk"]
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,9 @@ class Router:
     ``topk-softmax``: the k largest logits, softmax over those.
     ``ones``: the k largest logits, every gate 1: a plain sum, exact for neuron splits with ``top_k`` =
     experts. ``sparsemixer``: one expert after another, each with its probability among those left that lie within
-    twice ``jitter`` of it. Gates are multiplied by ``scale`` at the end.
+    twice ``jitter`` of it. ``sigmoid-topk``: a sigmoid of each logit, the k largest after a correction that the segment
+    holds. With ``groups`` of neighbouring experts the k come from the ``top_groups`` best of them. Gates are multiplied
+    by ``scale`` at the end.
     """
 
     top_k: int
@@ -80,6 +83,8 @@ class Router:
     normalise: bool = False
     scale: float = 1.0
     jitter: float | None = None
+    groups: int | None = None
+    top_groups: int | None = None
 
 
 @dataclass(frozen=True)
@@ -406,7 +411,7 @@ def sha256_of(path: Path) -> str:
 # Writing ----------------------------------------------------------------------------------------------------
 
 
-LATER = frozenset(("chat_template", "jitter"))
+LATER = frozenset(("chat_template", "jitter", "groups", "top_groups"))
 """Keys that came later and are written where they have a value only: a profile names its manifest by its bytes."""
 
 

@@ -21,7 +21,7 @@ from moe.families import bert, bert2bert, gpt2, rope
 from moe.families.experts import GatedFfn, PlainFfn
 from moe.families.packing import HOST
 from moe.families.segment import Segment
-from moe.families.weights import Weights
+from moe.families.weights import FLOAT32, Weights
 from moe.inputs import CACHED, InputRules, rules_of
 from moe.manifest import Manifest, Node
 
@@ -51,6 +51,7 @@ FAMILIES = {
     "qwen2_moe": rope,
     "granitemoe": rope,
     "phimoe": rope,
+    "glm4_moe": rope,
 }
 PER_TEXT = ("lengths", "memory_lengths", "embedding", *CACHED)
 PER_MEMORY_TOKEN = ("memory",)
@@ -210,7 +211,7 @@ def load_node(
     weights = Weights(placed, str(path))
     dtype = DTYPES[manifest.dtype]
     for name, tensor in weights.tensors.items():
-        if tensor.dtype != dtype:
+        if tensor.dtype != (torch.float32 if name in FLOAT32 else dtype):
             raise ManifestError(f"{path}: tensor {name!r} is {tensor.dtype}, the manifest's dtype is {dtype}.")
     nbytes = sum(tensor.nbytes for tensor in weights.tensors.values())
     if nbytes != node.parameter_bytes:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer as FastTokenizer
 
@@ -23,6 +24,7 @@ from moe.checkpoints.source import FolderSource, SeededSource, Source
 from moe.convert import apply_adapter
 from moe.dense import Adapter, Calibration, Method, activations_of, convert, load_adapter
 from moe.errors import CheckpointError
+from moe.families.weights import FLOAT32
 from moe.runtime import DTYPES
 from moe.tokenize import adopt_tokenizer
 
@@ -131,7 +133,10 @@ class _Writer:
 
     def write(self, node_id: str, layer: int, expert: int | None, tensors: NodeTensors, **shape: Any) -> None:
         """``shape`` holds the node's flows (see ``flows_of_*``)."""
-        stored = {name: tensor.to(self.dtype).contiguous() for name, tensor in layout(tensors).items()}
+        stored = {
+            name: tensor.to(torch.float32 if name in FLOAT32 else self.dtype).contiguous()
+            for name, tensor in layout(tensors).items()
+        }
         file = f"weights/{node_id}.safetensors"
         save_file(stored, str(self.folder / file), metadata={"node": node_id})
         path = self.folder / file

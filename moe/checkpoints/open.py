@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import cast
 
 from moe.checkpoints.bert import ROBERTA, Bert2BertReader, BertReader
+from moe.checkpoints.deepseek import DeepseekReader
 from moe.checkpoints.gpt2 import Gpt2Reader
 from moe.checkpoints.granite import GraniteReader
 from moe.checkpoints.llama import LlamaReader
@@ -31,6 +32,7 @@ NATIVE: dict[str, Callable[[Source], NativeReader]] = {
     "olmoe": RopeReader,
     "granitemoe": GraniteReader,
     "phimoe": RopeReader,
+    "glm4_moe": DeepseekReader,
 }
 
 

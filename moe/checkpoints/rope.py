@@ -25,8 +25,11 @@ class Variant:
     theta: float = 1e4
     eps: float = 1e-6
     qk_norm: Literal["none", "head", "full"] = "none"
-    bias: Literal["none", "flag", "qkv"] = "none"
-    """Biases of attention: none, all four by ``attention_bias``, or those of queries, keys and values."""
+    bias: Literal["none", "flag", "qkv", "qkv-flag"] = "none"
+    """Biases of attention: none, all four by ``attention_bias``, or those of queries, keys and values, always or by
+    it."""
+    turning: float | None = None
+    """Default of ``partial_rotary_factor``; None: all of a head turns."""
     window: Literal["none", "key", "flag"] = "none"
     """Whether ``sliding_window`` counts: never, always, or by ``use_sliding_window``."""
     default_window: int | None = None
@@ -44,6 +47,7 @@ VARIANTS: dict[Family, Variant] = {
     "olmoe": Variant(4096, eps=1e-5, qk_norm="full", bias="flag", window="key"),
     "granitemoe": Variant(2048, bias="flag"),
     "phimoe": Variant(131072, 1e6, 1e-5, bias="flag", window="key", parts=("w1", "w3", "w2"), layer_norms=True),
+    "glm4_moe": Variant(131072, eps=1e-5, bias="qkv-flag", turning=0.5),
     "llama": Variant(2048, bias="flag"),
     "mistral": Variant(131072, window="key", default_window=4096),
     "qwen2": Variant(32768, bias="qkv", window="flag", full_layers=28),
@@ -78,12 +82,12 @@ def numbers_of(fields: Fields, *families: Family) -> tuple[Family, dict[str, Any
         "eps": fields.number("rms_norm_eps", variant.eps),
         "max_positions": fields.count("max_position_embeddings", variant.positions),
         "qk_norm": variant.qk_norm,
-        "attention_bias": variant.bias == "qkv" or (variant.bias == "flag" and fields.flag("attention_bias", False)),
+        "attention_bias": variant.bias == "qkv" or ("flag" in variant.bias and fields.flag("attention_bias", False)),
         "sliding_window": sliding_window(fields, variant, layers),
         "clip_qkv": None,
         "moe_layers": list(range(layers)),
     }
-    rotary_numbers(fields, variant.theta, numbers)
+    rotary_numbers(fields, variant.theta, numbers, variant.turning)
     fields.flag("tie_word_embeddings", False)
     if heads % numbers["kv_heads"] or numbers["head_dim"] % 2:
         raise CheckpointError(f"{fields.where}: heads must be a multiple of kv heads, head_dim even.")
@@ -241,6 +245,10 @@ class RopeReader(RopeTensors):
         family, numbers = numbers_of(fields, "mixtral", "phimoe", "qwen2_moe", "qwen3_moe", "olmoe")
         self.router, self.experts = mixture_of(fields, family, numbers)
         self.shared = fields.count("shared_expert_intermediate_size") if family == "qwen2_moe" else 0
+        self.finish(source, fields, family, numbers)
+
+    def finish(self, source: Source, fields: Fields, family: Family, numbers: dict[str, Any]) -> None:
+        """As ``RopeTensors``; finds the experts. Raises CheckpointError."""
         super().__init__(source, fields, family, numbers)
         if self.family in ("mixtral", "phimoe") and source.has("model.layers.0.block_sparse_moe.gate.weight"):
             self.moe = "block_sparse_moe"

@@ -179,12 +179,8 @@ def begin(weights: Weights, n: Numbers, *, decoder: bool) -> Begin:
             weights.layer_norm("cross.norm", d, eps),
             heads,
         )
-    shared = plain_ffn(weights, "shared.", d, n["activation"]) if has_shared(weights) else None
+    shared = plain_ffn(weights, "shared.", d, n["activation"]) if weights.has_linear("shared.w_in") else None
     return Begin(attention, cross, shared)
-
-
-def has_shared(weights: Weights) -> bool:
-    return weights.has("shared.w_in.weight") or weights.has("shared.w_in.weight_t")
 
 
 def finish(weights: Weights, n: Numbers) -> Finish:

@@ -14,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from moe.families.attention import attend
-from moe.families.bert import has_shared, plain_ffn
+from moe.families.bert import plain_ffn
 from moe.families.experts import PlainFfn
 from moe.families.linear import LayerNorm, Linear, Norm
 from moe.families.packing import Packing
@@ -84,7 +84,7 @@ def _begin(weights: Weights, n: Numbers, layer: int) -> Begin:
         out=weights.linear("attention.out", d, d),
         expert_norm=weights.layer_norm("expert_norm", d, n["eps"]),
         output_bias=weights.tensor("output_bias", d),
-        shared=plain_ffn(weights, "shared.", d, n["activation"]) if has_shared(weights) else None,
+        shared=plain_ffn(weights, "shared.", d, n["activation"]) if weights.has_linear("shared.w_in") else None,
         heads=n["heads"],
         scale=scale / (layer + 1) if n["scale_by_layer"] else scale,
     )

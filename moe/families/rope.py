@@ -87,7 +87,8 @@ class DenseBlock:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The part of a MoE layer before its experts, and the expert that every token meets: ``r + σ(x w) shared(x)``."""
+    """The part of a MoE layer before its experts, and the expert that every token meets: ``r + shared(x)``, with a gate
+    ``r + σ(x w) shared(x)``."""
 
     attention: Attention
     norm: Norm
@@ -97,9 +98,10 @@ class Begin:
     def __call__(self, h: Tensor, place: Place) -> tuple[Tensor, Tensor]:
         r = self.attention(h, place.packing)  # [T, d]
         x = self.norm(r)  # [T, d]
-        if self.shared is None or self.shared_gate is None:
+        if self.shared is None:
             return r, x
-        return r + torch.sigmoid(self.shared_gate(x)) * self.shared(x), x
+        y = self.shared(x)  # [T, d]
+        return r + (y if self.shared_gate is None else torch.sigmoid(self.shared_gate(x)) * y), x
 
 
 def _attention(weights: Weights, name: str, n: Numbers, rotary: Rotary) -> Attention:
@@ -135,12 +137,12 @@ def _gated(weights: Weights, name: str, n: Numbers, inner: int = -1) -> GatedFfn
 
 def _begin(weights: Weights, n: Numbers, rotary: Rotary) -> Begin:
     d = n["hidden_size"]
-    shared = any(name.startswith("shared.") for name in weights.tensors)
+    shared = weights.has_linear("shared.down")
     return Begin(
         attention=_attention(weights, "attention", n, rotary),
         norm=weights.norm("expert_norm", d, n["eps"]),
         shared=_gated(weights, "shared.", n) if shared else None,
-        shared_gate=weights.linear("shared.gate", d, 1) if shared else None,
+        shared_gate=weights.linear("shared.gate", d, 1) if weights.has_linear("shared.gate") else None,
     )
 
 
@@ -185,7 +187,10 @@ def segment(weights: Weights, architecture: Numbers, settings: Router, index: in
         head = LanguageHead(weights.norm("head.norm", d, n["eps"]), vocabulary)
     else:
         begin = _begin(weights, n, rotary)
-        router = RouterProgram(weights.linear("router", d, -1), settings)
+        linear = weights.linear("router", d, -1)
+        corrected = weights.has("router.correction")
+        correction = weights.tensor("router.correction", linear.matrix.shape[1]) if corrected else None
+        router = RouterProgram(linear, settings, correction)
     return Segment(embed=words, blocks=blocks, begin=begin, router=router, head=head)
 
 

@@ -17,21 +17,28 @@ class RouterProgram:
     settings.
     """
 
-    __slots__ = ("linear", "settings")
+    __slots__ = ("correction", "linear", "settings")
 
-    def __init__(self, linear: Linear, settings: Router) -> None:
-        self.linear = linear
-        self.settings = settings
+    def __init__(self, linear: Linear, settings: Router, correction: Tensor | None = None) -> None:
+        """``correction [E]`` float32 is added to the scores where experts are chosen, not to the gates."""
+        if settings.gates == "sigmoid-topk" or settings.groups is not None:  # computed in float32 by those models
+            linear = Linear(linear.matrix.float(), linear.bias)
+        self.linear, self.settings, self.correction = linear, settings, correction
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         s = self.settings
         if s.gates == "ones" and s.top_k == self.linear.matrix.shape[1]:
             ids = torch.arange(s.top_k, device=x.device).expand(x.shape[0], -1).contiguous()  # [T, E]
             return ids, torch.full(ids.shape, s.scale, dtype=torch.float32, device=x.device)
-        logits = self.linear(x)  # [T, E]
-        if s.gates == "softmax-topk":
-            probabilities = torch.softmax(logits, -1, dtype=torch.float32)  # [T, E]
-            gates, ids = torch.topk(probabilities, s.top_k, -1)  # [T, k]
+        logits = self.linear(x.to(self.linear.matrix.dtype))  # [T, E]
+        if s.gates in ("softmax-topk", "sigmoid-topk"):
+            sigmoid = s.gates == "sigmoid-topk"
+            scores = torch.sigmoid(logits) if sigmoid else torch.softmax(logits, -1, dtype=torch.float32)  # [T, E]
+            if s.groups is None and self.correction is None:
+                gates, ids = torch.topk(scores, s.top_k, -1)  # [T, k]
+            else:
+                ids = torch.topk(self._choice(scores), s.top_k, -1).indices  # [T, k]
+                gates = scores.gather(-1, ids)  # [T, k]
             if s.normalise:
                 gates = gates / gates.sum(-1, keepdim=True)
         elif s.gates == "sparsemixer":
@@ -40,6 +47,21 @@ class RouterProgram:
             best, ids = torch.topk(logits.float(), s.top_k, -1)  # [T, k]
             gates = torch.softmax(best, -1) if s.gates == "topk-softmax" else torch.ones_like(best)
         return ids, gates if s.scale == 1.0 else gates * s.scale
+
+    def _choice(self, scores: Tensor) -> Tensor:
+        """Scores ``[T, E]`` by which experts are chosen: corrected, and -inf outside the best groups (DeepSeek-V3,
+        2024, equation 16 and section 2.1.2)."""
+        s = self.settings
+        if self.correction is not None:
+            scores = scores + self.correction
+        if s.groups is None or s.top_groups is None:
+            return scores
+        grouped = scores.view(scores.shape[0], s.groups, -1)  # [T, G, E/G]
+        two = s.gates == "sigmoid-topk"  # DeepSeek-V2 ranks groups by their best expert, V3 by the sum of two
+        strength = grouped.topk(2, -1).values.sum(-1) if two else grouped.amax(-1)  # [T, G]
+        kept = torch.zeros_like(strength, dtype=torch.bool)  # [T, G]
+        kept.scatter_(1, strength.topk(s.top_groups, -1).indices, True)
+        return grouped.masked_fill(~kept[..., None], -torch.inf).view_as(scores)
 
 
 def sparsemixer(logits: Tensor, top_k: int, jitter: float) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,9 @@ from torch import Tensor
 from moe.errors import ManifestError
 from moe.families.linear import LayerNorm, Linear, Norm, RmsNorm
 
+FLOAT32 = frozenset(("router.correction",))
+"""Tensors of this type whatever the manifest's: half precision would change which experts are chosen."""
+
 
 @dataclass
 class Weights:
@@ -23,6 +26,9 @@ class Weights:
 
     def has(self, name: str) -> bool:
         return name in self.tensors
+
+    def has_linear(self, name: str) -> bool:
+        return self.has(f"{name}.weight") or self.has(f"{name}.weight_t")
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """The tensor ``name`` of exactly this shape ``[*shape]``; -1 allows any size on that axis."""

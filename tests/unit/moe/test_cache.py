@@ -25,6 +25,7 @@ DECODERS = {
     "qwen2_moe": {"max_position_embeddings": 640},
     "granitemoe": {"max_position_embeddings": 640},
     "phimoe": {"max_position_embeddings": 640},
+    "glm4_moe": {"max_position_embeddings": 640},
     "llama": {"max_position_embeddings": 640},
     "mistral-window": {"max_position_embeddings": 640, "sliding_window": 24},
     "qwen2": {"max_position_embeddings": 640},

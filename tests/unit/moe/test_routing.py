@@ -120,3 +120,25 @@ def test_sparsemixer_gates_each_choice_among_those_near_it() -> None:
     first = math.exp(1.0) / (math.exp(1.0) + math.exp(0.97))  # 0.9 is a tenth away, more than twice the jitter
     second = math.exp(0.97) / (math.exp(0.97) + math.exp(0.9))
     assert gates[0].tolist() == pytest.approx([first, second], rel=1e-5)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 1000), st.sampled_from([(6, 1, 1), (6, 3, 1), (6, 2, 2), (8, 4, 2)]), st.booleans())
+def test_groups_limit_the_choice_as_a_search_over_all_of_them(
+    seed: int, sizes: tuple[int, int, int], sigmoid: bool
+) -> None:
+    experts, groups, best = sizes
+    generator = torch.Generator().manual_seed(seed)
+    logits, correction = torch.randn(experts, generator=generator), torch.randn(experts, generator=generator)
+    kind, k, size = "sigmoid-topk" if sigmoid else "softmax-topk", 2, experts // groups
+    settings_ = Router(k, kind, groups=groups, top_groups=best)  # type: ignore[arg-type]
+    program = RouterProgram(Linear(torch.eye(experts), None), settings_, correction if sigmoid else None)
+    ids, gates = program(logits[None])
+    scores = logits.sigmoid() if sigmoid else logits.softmax(-1)
+    choice = (scores + correction if sigmoid else scores).tolist()
+    rows = [sorted(choice[group * size : (group + 1) * size], reverse=True) for group in range(groups)]
+    ranked = sorted(range(groups), key=lambda group: -sum(rows[group][: 2 if sigmoid else 1]))[:best]
+    allowed = [expert for expert in range(experts) if expert // size in ranked]
+    expected = sorted(sorted(allowed, key=lambda expert: -choice[expert])[:k])
+    assert sorted(ids[0].tolist()) == expected
+    assert sorted(gates[0].tolist()) == pytest.approx(sorted(float(scores[expert]) for expert in expected))

@@ -259,6 +259,8 @@ def change_config(checkpoint: Path, **changes: Any) -> None:
             "must be 4 numbers",
             id="longrope-length",
         ),
+        pytest.param("glm4_moe", {"first_k_dense_replace": 3}, "no layer has experts", id="glm-all-dense"),
+        pytest.param("glm4_moe", {"topk_group": 1}, "cannot be chosen from 1 of 3", id="glm-few-groups"),
         pytest.param("mistral", {"num_key_value_heads": 4}, "has shape", id="mistral-heads"),
         pytest.param(
             "qwen2",

@@ -111,6 +111,21 @@ def phimoe(**changes: Any) -> Any:
     return transformers.PhimoeForCausalLM(transformers.PhimoeConfig(**{**ROPE, **numbers, **changes}))
 
 
+def glm4_moe(**changes: Any) -> Any:
+    numbers = {
+        "intermediate_size": 48,
+        "moe_intermediate_size": 24,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 3,
+        "n_group": 3,
+        "topk_group": 2,
+        "routed_scaling_factor": 1.7,
+        "head_dim": 16,
+        "num_nextn_predict_layers": 0,
+    }
+    return transformers.Glm4MoeForCausalLM(transformers.Glm4MoeConfig(**{**ROPE, **numbers, **changes}))
+
+
 def llama(**changes: Any) -> Any:
     return _dense(transformers.LlamaForCausalLM, transformers.LlamaConfig, changes)
 
@@ -144,13 +159,14 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "qwen2_moe": qwen2_moe,
     "granitemoe": granitemoe,
     "phimoe": phimoe,
+    "glm4_moe": glm4_moe,
     "llama": llama,
     "mistral": mistral,
     "qwen2": qwen2,
     "qwen3": qwen3,
 }
 ENCODERS = ("bert", "roberta", "distilbert")
-NATIVE = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "phimoe")
+NATIVE = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "phimoe", "glm4_moe")
 
 
 def build(family: str, seed: int = 0, **changes: Any) -> Any:
@@ -163,6 +179,9 @@ def build(family: str, seed: int = 0, **changes: Any) -> Any:
                 parameter.normal_(1.0 if name.endswith("weight") else 0.0, 0.3)
             else:
                 parameter.normal_(0.0, 0.3 if parameter.dim() == 1 else 0.2)
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):
+                buffer.normal_(0.0, 0.3)
     if hasattr(model, "set_experts_implementation") and family in NATIVE:
         model.set_experts_implementation("eager")
     return model
