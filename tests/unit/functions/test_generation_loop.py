@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -15,12 +15,13 @@ from functions.dispatch.dispatcher import ReplicaAddress
 from functions.generation.measures import Measures
 from functions.generation.run import InstanceRun, Waiting
 from functions.generation.sampling import Chosen, Sampler, Sampling
-from functions.generation.texts import Finish, Text
+from functions.generation.texts import Finish, Text, end_tokens
 from functions.ingress.calls import PassContext
 from functions.wire.arrays import Array
 from functions.wire.errors import BadInputError, CallError, DeadlineError, KvFullError, KvLostError, NodeFailedError
 from moe.cache import PAGE_TOKENS
 from moe.errors import CacheFullError, CacheMissError
+from moe.manifest import Tokenizer
 from moe.reference import WholeModel, pack
 from moe.split import split
 from tests.unit.moe import tiny
@@ -511,3 +512,13 @@ def test_512_steps_in_small_pages(model: WholeModel) -> None:
 
     written = asyncio.run(go())
     assert written == recomputed(model, [1, 2, 3], written)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "tokens"),
+    [(Tokenizer("t.json", 9, special={"eos": 0, "bos": 1}), {0}), (Tokenizer("t.json", 9), set()), (None, set())],
+)
+def test_a_text_ends_with_the_tokenizers_token_for_it(
+    model: WholeModel, tokenizer: Tokenizer | None, tokens: set[int]
+) -> None:
+    assert end_tokens(replace(model.manifest, tokenizer=tokenizer)) == tokens

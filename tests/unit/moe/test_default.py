@@ -16,6 +16,7 @@ from moe.errors import CheckpointError, TextError
 from moe.manifest import load
 from moe.preset import PRESETS, minilm_folder, preset_source
 from moe.reference import WholeModel
+from tests.unit.moe import tiny
 
 TEXTS = [
     "A man plays the guitar.",
@@ -85,6 +86,17 @@ def test_inspect_shows_the_pipeline(folder: Path) -> None:
     # 6 layers of 1536 neurons with 384 inputs and outputs, all of them used: two FLOPs for each weight
     assert view["experts"]["flops_per_token"] == 6 * 2 * (2 * 1536 * 384)
     assert view["active_parameters"] == view["total"]["parameters"]
+
+
+def test_a_split_ends_with_a_sentence_on_what_was_made(tmp_path: Path) -> None:
+    checkpoint, out = tiny.store(tiny.build("bert"), tmp_path / "checkpoint"), tmp_path / "tiny"
+    result = CliRunner().invoke(split, [str(checkpoint), "--out", str(out), "--experts", "4", "--top-k", "2"])
+    assert result.exit_code == 0, result.output
+    sentence = " ".join(result.output.split())
+    assert (
+        f"{tiny.BERT['num_hidden_layers'] + 1} segments and {4 * tiny.BERT['num_hidden_layers']} experts, top-2"
+        in sentence
+    )
 
 
 def test_commands_fail_with_a_sentence(folder: Path, tmp_path: Path) -> None:

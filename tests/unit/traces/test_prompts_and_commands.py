@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from traces import catalog, prompts
 from traces.commands import replay, traces
 from traces.errors import NoMatchError, ReplayError, TraceError
-from traces.replay_command import Part, _load
+from traces.replay_command import Part, _load, _print_summary
 
 
 def test_real_texts_are_read_from_each_known_format_and_cut(tmp_path: Path) -> None:
@@ -122,6 +122,24 @@ def test_replay_against_nobody_writes_its_files_and_fails(tmp_path: Path) -> Non
     assert summary["outcomes"] == {"connect": 3} and summary["url"] == "http://127.0.0.1:9/function/m"
     assert json.loads((tmp_path / "out" / "replay.json").read_text()) == summary
     assert len((tmp_path / "out" / "requests.csv").read_text().splitlines()) == 4
+
+
+def test_people_get_a_row_for_each_number_that_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    quantiles = {"p50": 0.01, "p95": 0.02, "p99": 0.03}
+    summary = {
+        "complete": False, "requests": 9, "planned": 12, "failed": 1, "outcomes": {"ok": 8, "timeout": 1},
+        "latency_s": quantiles, "from_schedule_s": None, "lateness_s": quantiles, "slo_attainment": 0.875,
+        "slo_s": 0.25, "answered_rps": None, "trace": {"source": "mine", "sha256": "0" * 64},
+    }  # fmt: skip
+    _print_summary(summary, Path("out"))
+    rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert rows[:5] == [
+        "requests 9 of 12 (stopped early), 1 failed",
+        "not ok 1 timeout",
+        "latency P50 10.0 ms, P95 20.0 ms, P99 30.0 ms",
+        "client late P50 10.0 ms, P95 20.0 ms, P99 30.0 ms",
+        "within SLO 87.5% of requests in 250 ms",
+    ]
 
 
 def test_a_field_that_is_no_json_is_refused(tmp_path: Path) -> None:

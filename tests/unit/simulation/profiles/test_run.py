@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -109,3 +111,14 @@ def test_a_start_is_timed_to_the_snapshot_that_shows_it_ready() -> None:
 def test_a_transition_that_does_not_end_is_reported() -> None:
     with pytest.raises(MeasurementError, match="the drain of x was not done within 30 s"):
         transitions._until(Feed(), lambda seen: True, time.perf_counter(), "the drain of x")
+
+
+def test_a_start_and_a_drain_are_timed_from_the_order_of_one_replica_more_and_one_less() -> None:
+    ordered: list[int] = []
+    later_s = time.perf_counter() + 60.0
+    feed = Feed(
+        snapshot(later_s, "ready"), snapshot(later_s + 2, "ready", "ready"), snapshot(later_s + 5, "ready")
+    )  # fmt: skip
+    function = SimpleNamespace(changes=lambda: nullcontext(feed), scale=ordered.append)
+    started_s, drained_s = transitions._scale(SimpleNamespace(functions={"x": function}), "x")  # type: ignore[arg-type]
+    assert ordered == [2, 1] and drained_s - started_s == pytest.approx(3.0, abs=0.5)
