@@ -17,6 +17,16 @@ from moe.runtime import DTYPES
 from moe.split import split as split_checkpoint
 
 
+def layer_numbers(text: str | None) -> tuple[int, ...] | None:
+    """``0,2,5`` as numbers. Raises click.BadParameter."""
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise click.BadParameter("whole numbers with commas between them are needed, such as 2,5,8") from None
+
+
 @click.command("split")
 @click.argument("source")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Pipeline folder to write.")
@@ -51,6 +61,10 @@ from moe.split import split as split_checkpoint
 @click.option(
     "--use-adapter/--no-adapter", default=True, show_default=True, help="Use the preset's own trained adapter."
 )
+@click.option(
+    "--layers", metavar="N,N,…", callback=lambda _, __, value: layer_numbers(value),
+    help="Layers of a dense decoder that get experts, from 0; the others stay whole. [default: all]",
+)  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace an existing pipeline folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of words.")
 def split(
@@ -68,11 +82,12 @@ def split(
     as_json: bool,
     adapter: Path | None,
     use_adapter: bool,
+    layers: tuple[int, ...] | None,
 ) -> None:
     """Split SOURCE into a pipeline folder.
 
-    SOURCE is a Hugging Face folder (config.json and safetensors), or a preset: minilm, bert-4, bert-6,
-    bert-8, gpt2-4, gpt2-6, b2b-4.
+    SOURCE is a Hugging Face folder (config.json and safetensors), a GGUF file of a Llama, or a preset: minilm,
+    smollm2, bert-4, bert-6, bert-8, gpt2-4, gpt2-6, b2b-4.
     """
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -89,6 +104,8 @@ def split(
             # The preset's adapter belongs to its installed weights: another checkpoint has none here.
             if adapter is None and preset is not None and folder is None and use_adapter:
                 adapter = preset_adapter(preset, experts, top_k or 0, method)
+            if preset is not None and layers not in (None, preset.layers):
+                adapter = None
             if preset is None and (folder is not None or width is not None):
                 raise click.UsageError("--source and --width belong to presets.")
             manifest = split_checkpoint(
@@ -104,6 +121,7 @@ def split(
                 force=force,
                 tokenizer=None if preset is None else preset_tokenizer(preset),
                 adapter=adapter,
+                layers=preset.layers if preset is not None and layers is None else layers,
             )
     except MoeError as error:
         raise click.ClickException(str(error)) from error

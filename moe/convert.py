@@ -19,6 +19,8 @@ tensor                               shape          meaning
 ``layers.L.attention.norm.weight``,  [d]            added to the norm's scale and shift
 ``.bias``, ``layers.L.finish.norm.…``
 ``layers.L.finish.bias``             [d]            added to the FFN's output bias (segment L + 1)
+``layers.L.ffn.gate_up.down, .up``   [r, d],        gated networks, in place of ``ffn.w_in``: gate above up
+                                     [2F, r]
 ==================================== ============== ==========================================================
 
 Only ``groups`` and ``router.weight`` must be there; a change that is absent is zero. The file's metadata holds
@@ -207,8 +209,8 @@ def apply_adapter(
     ``segment``: the dense checkpoint's tensors of segment ``index`` (``attention.*`` of layer ``index``, ``finish.*``
     of layer ``index - 1``; others pass through). ``ffn``: layer ``index``'s, None for the last segment. The result's
     segment has ``router.*`` and, with always-on neurons, ``shared.w_in.*`` and ``shared.w_out.weight``; each expert has
-    ``w_in.*`` and ``w_out.*`` ``[out, in]``. float32, the same bytes each time. Raises CheckpointError where the
-    adapter belongs to another model.
+    ``w_in.*`` and ``w_out.*`` ``[out, in]``. Of a gated network these are ``gate_up.weight`` and ``down.*``. float32,
+    the same bytes each time. Raises CheckpointError where the adapter belongs to another model.
     """
     tensors = {}
     for name, tensor in segment.items():
@@ -217,31 +219,38 @@ def apply_adapter(
         tensors[name] = changed(adapter, f"layers.{layer}.{name}", tensor.float()) if changes else tensor
     if ffn is None:
         return Converted(tensors, ())
-    if ffn.w_gate is not None:
-        raise CheckpointError("Adapters are of plain feed-forward networks; this checkpoint's are gated.")
     prefix = f"layers.{index}."
     groups = Groups.from_neurons(_needed(adapter, f"{prefix}groups", ffn.w_in.shape[:1]))
-    w_in = changed(adapter, f"{prefix}ffn.w_in.weight", ffn.w_in.float())  # [F, d]
-    b_in = changed(adapter, f"{prefix}ffn.w_in.bias", ffn.b_in.float())  # [F]
-    w_out = changed(adapter, f"{prefix}ffn.w_out.weight", ffn.w_out.float())  # [d, F]
     count, width = len(groups.experts), ffn.w_in.shape[1]
     tensors["router.weight"] = _needed(adapter, f"{prefix}router.weight", (count, width)).float()
     tensors["router.bias"] = changed(adapter, f"{prefix}router.bias", torch.zeros(count))
     bias = changed(adapter, f"{prefix}expert.bias", torch.zeros(count, width))  # [E, d]
-    experts = tuple(
-        {
-            "w_in.weight": w_in[group],
-            "w_in.bias": b_in[group],
-            "w_out.weight": w_out[:, group],
-            "w_out.bias": bias[expert],
-        }
-        for expert, group in enumerate(groups.experts)
-    )
+    network = changed_ffn(adapter, prefix, ffn)
+    out = "w_out.bias" if ffn.w_gate is None else "down.bias"
+    experts = tuple({**expert_of(network, group), out: bias[expert]} for expert, group in enumerate(groups.experts))
     if len(groups.shared):
-        tensors["shared.w_in.weight"] = w_in[groups.shared]
-        tensors["shared.w_in.bias"] = b_in[groups.shared]
-        tensors["shared.w_out.weight"] = w_out[:, groups.shared]
+        tensors |= {f"shared.{name}": tensor for name, tensor in expert_of(network, groups.shared).items()}
     return Converted(tensors, experts)
+
+
+def changed_ffn(adapter: Mapping[str, Tensor], prefix: str, ffn: DenseFfn) -> DenseFfn:
+    """The network with the adapter's changes, in float32; ``prefix`` is ``layers.L.``. Raises CheckpointError."""
+    w_out = changed(adapter, f"{prefix}ffn.w_out.weight", ffn.w_out.float())  # [d, F]
+    if ffn.w_gate is not None:
+        both = torch.cat((ffn.w_gate, ffn.w_in)).float()  # [2F, d]
+        gate, up = changed(adapter, f"{prefix}ffn.gate_up.weight", both).chunk(2)
+        return DenseFfn(up, ffn.b_in, w_out, gate)
+    w_in = changed(adapter, f"{prefix}ffn.w_in.weight", ffn.w_in.float())  # [F, d]
+    return DenseFfn(w_in, changed(adapter, f"{prefix}ffn.w_in.bias", ffn.b_in.float()), w_out)
+
+
+def expert_of(ffn: DenseFfn, neurons: Tensor) -> NodeTensors:
+    """The expert with these ``neurons [f] int64`` of the network: ``w_in.* w_out.weight``, gated ``gate_up.weight
+    [2f, d]`` and ``down.weight [d, f]``."""
+    if ffn.w_gate is not None:
+        gate_up = torch.cat((ffn.w_gate[neurons], ffn.w_in[neurons]))  # [2f, d]
+        return {"gate_up.weight": gate_up, "down.weight": ffn.w_out[:, neurons]}
+    return {"w_in.weight": ffn.w_in[neurons], "w_in.bias": ffn.b_in[neurons], "w_out.weight": ffn.w_out[:, neurons]}
 
 
 def changed(adapter: Mapping[str, Tensor], name: str, dense: Tensor) -> Tensor:

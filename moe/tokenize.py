@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from tokenizers import Tokenizer as FastTokenizer
 
@@ -94,12 +95,25 @@ class TextTokenizer:
         return 1000 * self.settings.max_tokens
 
 
+@runtime_checkable
+class HasTokenizer(Protocol):
+    """A checkpoint that is one file, tokenizer and chat template inside."""
+
+    tokenizer: FastTokenizer
+    chat_template: str | None
+
+
 def adopt_tokenizer(
     manifest: m.Manifest, source: Source, reader: Reader, fallback: str | Path | FastTokenizer | None, folder: Path
 ) -> m.Manifest:
     """Copy the checkpoint's tokenizer.json (or ``fallback``) into ``folder`` and describe it."""
-    if isinstance(source, FolderSource) and (source.folder / TOKENIZER_FILE).is_file():
-        fallback = source.folder / TOKENIZER_FILE
+    template = None
+    if isinstance(source, FolderSource):
+        template = chat_template(source.folder)
+        if (source.folder / TOKENIZER_FILE).is_file():
+            fallback = source.folder / TOKENIZER_FILE
+    elif isinstance(source, HasTokenizer):
+        fallback, template = source.tokenizer, source.chat_template
     if fallback is None:
         return manifest
     where = "the tokenizer given" if isinstance(fallback, FastTokenizer) else str(fallback)
@@ -117,7 +131,6 @@ def adopt_tokenizer(
     copied = folder / TOKENIZER_FILE
     copied.chmod(0o644)
     files = {**manifest.files, TOKENIZER_FILE: m.FileRef(m.sha256_of(copied), copied.stat().st_size)}
-    template = chat_template(source.folder) if isinstance(source, FolderSource) else None
     if template is not None:
         path = folder / CHAT_TEMPLATE_FILE
         path.write_text(template, encoding="utf-8")

@@ -70,6 +70,7 @@ def _split_preset(name: str, folder: Path) -> None:
             preset.experts,
             preset.top_k,
             adapter=adapter,
+            layers=preset.layers,
             force=True,
         )
     stamp.write_text(digest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import cast
 
 from moe.checkpoints.bert import ROBERTA, Bert2BertReader, BertReader
@@ -12,7 +13,7 @@ from moe.checkpoints.granite import GraniteReader
 from moe.checkpoints.llama import LlamaReader
 from moe.checkpoints.reader import DenseReader, NativeReader
 from moe.checkpoints.rope import RopeReader
-from moe.checkpoints.source import Source
+from moe.checkpoints.source import FolderSource, Source
 from moe.errors import CheckpointError
 
 DENSE: dict[str, Callable[[Source], DenseReader]] = {
@@ -34,6 +35,15 @@ NATIVE: dict[str, Callable[[Source], NativeReader]] = {
     "phimoe": RopeReader,
     "glm4_moe": DeepseekReader,
 }
+
+
+def open_source(path: str | Path) -> Source:
+    """A Hugging Face folder, or a GGUF file. Raises CheckpointError."""
+    if Path(path).is_file():
+        from moe.checkpoints.gguf import GgufSource  # whoever has a folder needs no reader of GGUF
+
+        return GgufSource(path)
+    return FolderSource(path)
 
 
 def is_dense(source: Source) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,14 @@ from smoe.deployment import function_deployments
 
 WIDTH = 64
 """Pipelines of seeded weights: names, numbers of functions and shapes of the manifests are those of the full width."""
+INSTALLED = {
+    "minilm": {"model_type": "bert", "hidden_size": WIDTH, "num_attention_heads": 1, "num_hidden_layers": 6},
+    "smollm2": {
+        "model_type": "llama", "hidden_size": WIDTH, "num_attention_heads": 1, "num_hidden_layers": 30,
+        "intermediate_size": WIDTH, "vocab_size": 512,
+    },
+}  # fmt: skip
+"""Narrow models with the layers of those that come with their weights."""
 FUNCTION_KEYS = {
     "lang", "handler", "image", "fprocess", "environment", "environment_file", "secrets", "skip_build", "constraints",
     "labels", "annotations", "limits", "requests", "readonly_root_filesystem", "build_options", "namespace",
@@ -35,13 +42,12 @@ TEXTS = ("environment", "labels", "annotations", "limits", "requests")
 
 @pytest.fixture(scope="module", params=sorted(PRESETS))
 def pipeline(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Manifest]:
-    """A preset's folder, of narrow seeded weights; the default model is BERT of six layers."""
+    """A preset's folder, of narrow seeded weights."""
     preset = PRESETS[request.param]
     folder = tmp_path_factory.mktemp("presets") / preset.name
-    source = preset_source(replace(preset, kind="bert") if preset.kind == "minilm" else preset, None, WIDTH, 0)
-    if preset.kind == "minilm":
-        source = SeededSource({**source.config, "num_hidden_layers": 6}, 0)
-    return folder, split(source, folder, preset.name, preset.experts, preset.top_k)
+    config = INSTALLED.get(preset.name)
+    source = preset_source(preset, None, WIDTH, 0) if config is None else SeededSource(config, 0)
+    return folder, split(source, folder, preset.name, preset.experts, preset.top_k, layers=preset.layers)
 
 
 def stacked(pipeline: tuple[Path, Manifest], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:

@@ -80,6 +80,45 @@ def test_adapted_pipeline_is_the_changed_model(shared: int, tmp_path: Path) -> N
     assert ("x" in pipeline.manifest.segments[0].outputs) == bool(shared)
 
 
+@pytest.mark.parametrize("shared", [0, 9])
+def test_adapted_decoder_is_the_changed_model(shared: int, tmp_path: Path) -> None:
+    model = tiny.build("llama")
+    checkpoint = tiny.store(model, tmp_path / "c")
+    tensors = gated_adapter(2, shared=shared)
+    path = store_adapter(tmp_path / "a.safetensors", tensors, layers=[0, 2])
+    split(checkpoint, tmp_path / "p", "tiny", EXPERTS, adapter=path)
+    with torch.no_grad():
+        for place, layer in enumerate((0, 2)):
+            own, name = model.model.layers[layer].mlp, f"layers.{place}.ffn."
+            gate, up = (tensors[f"{name}gate_up.up"] @ tensors[f"{name}gate_up.down"]).chunk(2)
+            own.gate_proj.weight += gate
+            own.up_proj.weight += up
+            own.down_proj.weight += tensors[f"{name}w_out.up"] @ tensors[f"{name}w_out.down"]
+            bias = tensors[f"layers.{place}.expert.bias"].sum(0)
+            own.down_proj.bias = torch.nn.Parameter(bias)
+    pipeline, text = WholeModel(tmp_path / "p"), tiny.texts((11,))[0]
+    assert pipeline.manifest.architecture["moe_layers"] == [0, 2]
+    ours = pipeline.logits_ids([text], all_tokens=True)
+    assert tiny.relative(ours, tiny.whole_answer("llama", model, text)) < 1e-5
+
+
+def gated_adapter(layers: int, *, shared: int) -> dict[str, torch.Tensor]:
+    tensors = {name: t for name, t in make_adapter(layers, shared=shared).items() if "ffn.w_in" not in name}
+    tensors = {name: t for name, t in tensors.items() if not name.split(".", 2)[2].startswith(("attention", "finish"))}
+    generator = torch.Generator().manual_seed(1)
+    for layer in range(layers):
+        tensors[f"layers.{layer}.ffn.gate_up.up"] = torch.randn(2 * NEURONS, 2, generator=generator) * 0.2
+        tensors[f"layers.{layer}.ffn.gate_up.down"] = torch.randn(2, WIDTH, generator=generator) * 0.2
+    return tensors
+
+
+def test_layers_of_an_adapter_are_not_chosen_again(tmp_path: Path) -> None:
+    checkpoint = tiny.store(tiny.build("llama"), tmp_path / "c")
+    path = store_adapter(tmp_path / "a.safetensors", gated_adapter(2, shared=0), layers=[0, 2])
+    with pytest.raises(CheckpointError, match=r"layers \(0, 2\)"):
+        split(checkpoint, tmp_path / "p", "tiny", EXPERTS, adapter=path, layers=[0, 1])
+
+
 @pytest.mark.parametrize(
     ("about", "arguments", "said"),
     [

