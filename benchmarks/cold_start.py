@@ -134,7 +134,7 @@ async def measure(folder: Path, manifest: Manifest, state_folder: Path) -> dict[
     """Bring the pipeline up, call it, weigh it, scale one expert up and down; returns the numbers."""
     nodes = [*manifest.segments, *(node for layer in range(manifest.layers) for node in manifest.experts(layer))]
     specs = [spec_of(manifest, node, folder) for node in nodes]
-    settings = ProcessSettings(state=state_folder, images={IMAGE: "functions.worker:main"})
+    settings = ProcessSettings(state=state_folder, images={IMAGE: "functions.worker:main"}, caller_keys=False)
     backend = ProcessBackend(settings)
     began = time.perf_counter()
     await backend.start()

@@ -89,7 +89,7 @@ async def measure(work: Path, repeats: int) -> list[Row]:
         config = {**seeded_config("bert", hidden), "intermediate_size": inner}
         source, folder = SeededSource({**config, "num_hidden_layers": 1}, 0), work / f"e{hidden}"
         folders[hidden] = folder, split(source, folder, name=f"e{hidden}", experts=2, top_k=1, method="full")
-    settings = ProcessSettings(state=work / "state", images={IMAGE: "functions.worker:main"})
+    settings = ProcessSettings(state=work / "state", images={IMAGE: "functions.worker:main"}, caller_keys=False)
     backend, pools = ProcessBackend(settings), {}
     await backend.start()
     try:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
 from functions.dispatch.resolvers import FeedResolver, Resolver, TemplateResolver
 from functions.ingress.handler import Ingress
 from functions.serving.nodes import node_application
-from functions.serving.relay import Relay, relay_key
+from functions.serving.relay import Relay
 from functions.serving.settings import FunctionSettings, SettingsError
 from functions.serving.weights import provide
 from functions.wire.messages import Application
 from moe.grouping import group
 from moe.manifest import Manifest, load
 from moe.tokenize import TextTokenizer
-
-log = logging.getLogger(__name__)
 
 
 def build(
@@ -42,11 +39,7 @@ def relaying(application: Application, settings: FunctionSettings, loop: asyncio
     """A worker's application, with the relaying stage where it serves experts."""
     if not any(node_id.startswith("expert-") for node_id in settings.nodes):
         return application
-    try:
-        return Relay(application, loop, relay_key(settings.feed_token_file))
-    except OSError as error:  # the stage's caller could not distinguish it from its own OSErrors
-        log.warning("this worker does not relay: smoe_feed_token_file cannot be read: %s", error)
-        return application
+    return Relay(application, loop, settings.caller_key())
 
 
 def resolver_for(settings: FunctionSettings, manifest: Manifest) -> Resolver:

@@ -110,6 +110,8 @@ class FunctionState:
     """Replicas on top of the desired ones that wait, or are activated."""
     activated: int = 0
     """Those of them that are ready now."""
+    caller_key: str = field(default="", repr=False)
+    """What its replicas take calls with (:mod:`platform_words.headers`); empty: they take anybody's."""
     activated_s: float = 0.0
     """Seconds in which standbys were activated, summed over them, since the function was created."""
 

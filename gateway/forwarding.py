@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from gateway.calls import BodyTooLargeError, Call, Outcome
 from gateway.contract import Backend, FunctionSpec, FunctionState, GatewayError, NotFoundError, Replica
@@ -19,7 +20,7 @@ from gateway.headers import failed_by_platform, refusal, reply_headers, request_
 from gateway.metrics import GatewayMetrics
 from gateway.scaling import ScaleFromZero
 from gateway.upstream import UpstreamConnection, UpstreamError, UpstreamPool, UpstreamTimeoutError
-from platform_words.labels import RETRY_ATTEMPTS, RETRY_CODES
+from platform_words.labels import PIPELINE_LABEL, RETRY_ATTEMPTS, RETRY_CODES
 
 
 class Balancer:
@@ -57,6 +58,7 @@ class Balancer:
 
 
 MAX_ATTEMPTS = 10
+_INTERNAL = frozenset(("metrics", "statistics", "relay", "kv"))
 _PLATFORM_CODES = frozenset((500, 502, 503))
 CLIENT_CLOSED = 499
 """Code under which a call is counted whose client went away before the reply."""
@@ -86,6 +88,8 @@ class Forwarder:
             return _not_found(call)
         except GatewayError as error:
             return refusal(call, 500, f"{call.function} could not be scaled up: {error}")
+        if len(call.path) > 1 and PIPELINE_LABEL in state.spec.labels and _is_internal(call.path):
+            return refusal(call, 404, "this path of a function is for its controller and its siblings only")
         self._metrics.begin(call.key)
         begun_s = time.perf_counter()
         outcome: Outcome | None = None
@@ -110,7 +114,7 @@ class Forwarder:
 
     async def _attempts(self, call: Call, state: FunctionState) -> Outcome:
         rule = RepeatRule.of(state.spec)
-        head = request_head(call)
+        head = request_head(call, state.caller_key)
         avoid: set[str] = set()
         repeats = 0
         reason = ""
@@ -246,6 +250,11 @@ _NEVER = RepeatRule(0, None)
 
 def _number(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0
+
+
+def _is_internal(path: bytes) -> bool:
+    """Of a pipeline's functions: what callers at the front door have no business with. Some servers decode a path."""
+    return unquote(path.partition(b"?")[0].decode("latin-1")).strip("/").partition("/")[0] in _INTERNAL
 
 
 def _not_found(call: Call) -> Outcome:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from gateway import __version__
 from gateway.calls import Call, Headers, Outcome
+from platform_words.headers import CALLER_KEY
 
 SERVED_BY = f"smoe-gateway/{__version__}".encode()
 _HOP_BY_HOP = frozenset(
@@ -23,12 +24,13 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     )
 )
-_REPLACED = _HOP_BY_HOP | {b"content-length", b"expect", b"x-call-id", b"x-start-time"}
+_CALLER_KEY = CALLER_KEY.encode()
+_REPLACED = _HOP_BY_HOP | {b"content-length", b"expect", b"x-call-id", b"x-start-time", _CALLER_KEY}
 _PROXY_FAILED = (b"x-openfaas-internal", b"proxy")
 
 
-def request_head(call: Call) -> bytes:
-    """Request line and headers for the replica, with the empty line."""
+def request_head(call: Call, caller_key: str = "") -> bytes:
+    """Request line and headers for the replica, with the empty line. ``caller_key``: what the replica asks to see."""
     lines = [b"%b %b HTTP/1.1" % (call.method.encode(), call.path)]
     given = set()
     host = b""
@@ -39,6 +41,8 @@ def request_head(call: Call) -> bytes:
             host = value
         if name not in dropped:
             lines.append(name + b": " + value)
+    if caller_key:
+        lines.append(_CALLER_KEY + b": " + caller_key.encode())
     if b"host" not in given:
         lines.append(b"host: function")
     lines.append(b"x-call-id: " + call.call_id.encode("latin-1", "replace"))

@@ -23,6 +23,7 @@ from gateway.backends.kubernetes.options import kubernetes_options, take_kuberne
 from gateway.backends.kubernetes.settings import KubernetesSettings
 from gateway.backends.process.networks import parse_networks
 from gateway.backends.process.settings import ProcessSettings
+from gateway.callbacks import CallbackTargets
 from gateway.contract import Backend, BackendError, FunctionSpec
 from gateway.durations import parse_duration
 from gateway.options import listening_options
@@ -78,6 +79,12 @@ class _Duration(click.ParamType[float]):
     default=True,
     show_default=True,
     help="process: commands (fprocess) run as an unprivileged user each, where root allows it.",
+)
+@click.option(
+    "--caller-keys/--no-caller-keys",
+    default=True,
+    show_default=True,
+    help="process: workers take calls of this gateway and its ingresses only.",
 )
 @click.option(
     "--preload", multiple=True, metavar="MODULE", help="process: a module that replicas find imported; repeatable."
@@ -160,6 +167,14 @@ class _Duration(click.ParamType[float]):
     callback=lambda _context, _option, url: None if url is None else _nats(url),
     help="NATS server (JetStream) that keeps asynchronous calls, for all copies of the gateway. [default: memory]",
 )
+@click.option(
+    "--callback-target",
+    "callback_targets",
+    multiple=True,
+    metavar="HOST[:PORT]",
+    callback=lambda _context, _option, targets: _targets(targets),
+    help="Receiver that X-Callback-Url may name, *.DOMAIN for all below one; repeatable. [default: any]",
+)
 @click.option("--async-queue", type=click.IntRange(1), default=1000, show_default=True, help="Asynchronous calls held.")
 def main(
     backend: str,
@@ -207,6 +222,14 @@ def _address(url: str) -> str:
     if parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/"):
         raise click.BadParameter(f"{url!r} is not of the form http://HOST:PORT", param_hint="--controller")
     return url
+
+
+def _targets(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        CallbackTargets(patterns)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--callback-target") from error
+    return patterns
 
 
 def _nats(url: str) -> str:
@@ -295,6 +318,7 @@ def _process_settings(settings: GatewaySettings, url: str) -> ProcessSettings:
         state=settings.state,
         images=settings.images,
         command_users=settings.command_users,
+        caller_keys=settings.caller_keys,
         preload=settings.preload,
         inject_env=environment,
         cpu_scale=settings.cpu_scale,

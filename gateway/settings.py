@@ -48,11 +48,15 @@ class GatewaySettings:
     async_timeout_s: float = 600.0
     """Time from the start of an asynchronous call until its reply is complete."""
     callback_timeout_s: float = 10.0
+    callback_targets: tuple[str, ...] = ()
+    """Receivers that callbacks may go to (``HOST``, ``HOST:PORT``, ``*.DOMAIN``); empty: any."""
     drain_s: float = 20.0
     cpu_scale: float = 1.0
     images: Mapping[str, str] = field(default_factory=dict)
     command_users: bool = True
     """Commands (``fprocess``) have an unprivileged user of their own, where this process may become one."""
+    caller_keys: bool = True
+    """Workers take calls of this gateway and its ingresses only."""
     preload: tuple[str, ...] = ()
     pipelines_dir: Path | None = None
     controllers: tuple[str, ...] = ()

@@ -357,6 +357,8 @@ def _entry(state: FunctionState) -> dict[str, Any]:
     """A function in the feed; where it may have standbys, with its desired replicas and the rule."""
     replicas = [_replica(replica) for replica in state.replicas]
     entry: dict[str, Any] = {"max_inflight": state.max_inflight, "replicas": replicas}
+    if state.caller_key:
+        entry["key"] = state.caller_key
     if state.standbys:
         entry |= {"desired": state.desired_replicas, "burst": state.spec.annotations.get(BURST, "")}
     return entry

@@ -41,6 +41,8 @@ class GatewaySettings:
     """Images besides the ones of this package, ``NAME=MODULE:FUNCTION``."""
     pipelines_dir: Path | None = None
     """Where functions find pipelines by name; default ``STATE/pipelines``."""
+    caller_keys: bool = True
+    """Workers take calls of the gateway and its ingresses only; not where they are measured by themselves."""
     networks: tuple[str, ...] = ()
     """Network namespaces that nodes live in, ``NODE=ADDRESS@FILE``."""
 
@@ -66,6 +68,7 @@ def gateway_command(settings: GatewaySettings) -> list[str]:
         *("--image", "smoe/memory=functions.memory.manager:main"),
         *("--pipelines-dir", str(settings.pipelines.resolve())),
         *("--standbys", str(settings.standbys)),
+        *(() if settings.caller_keys else ("--no-caller-keys",)),
         *(part for image in settings.images for part in ("--image", image)),
         *(part for node in settings.nodes for part in ("--machine", node)),
         *(part for network in settings.networks for part in ("--network", network)),

@@ -33,6 +33,7 @@ from functions.wire.errors import (
 )
 from functions.wire.format import CONTENT_TYPE
 from functions.wire.messages import PLATFORM_FAILED, REQUEST_ID, TIMEOUT_MS, Body
+from platform_words.headers import CALLER_KEY
 
 Rule = Literal["least-loaded", "local-first", "round-robin", "random"]
 
@@ -49,13 +50,15 @@ class ReplicaAddress:
     """A ready replica: ``id`` is unique, ``address`` is host:port.
 
     ``balanced``: a service's address with any number of replicas behind it; one failure predicts little about the next
-    call. ``node``: the machine it runs on, empty where that is not known.
+    call. ``node``: the machine it runs on, empty where that is not known. ``key``: what it takes calls with, empty
+    where anybody may call.
     """
 
     id: str
     address: str
     balanced: bool = False
     node: str = ""
+    key: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True)
@@ -531,8 +534,9 @@ def _post(
     """One request with ``left_s`` seconds of time. Raises TransportError when awaited."""
     start = slot.heads.get(path)
     if start is None:
+        key = f"{CALLER_KEY}: {slot.replica.key}\r\n" if slot.replica.key else ""
         start = slot.heads[path] = (
-            f"POST {path} HTTP/1.1\r\nhost: {slot.replica.address}\r\ncontent-type: {CONTENT_TYPE}\r\n"
+            f"POST {path} HTTP/1.1\r\nhost: {slot.replica.address}\r\ncontent-type: {CONTENT_TYPE}\r\n{key}"
         )
     more = "".join([f"{name}: {value}\r\n" for name, value in headers]) if headers else ""
     head = (

@@ -117,8 +117,11 @@ def table_of(snapshot: Mapping[str, Any], namespace: str) -> dict[str, FunctionR
     KeyError, TypeError where it is neither."""
     table, suffix = {}, "." + namespace
     for key, function in snapshot["functions"].items():
+        caller_key = str(function.get("key", ""))
         ready = tuple(
-            ReplicaAddress(str(replica["id"]), str(replica["address"]), node=str(replica.get("node", "")))
+            ReplicaAddress(
+                str(replica["id"]), str(replica["address"]), node=str(replica.get("node", "")), key=caller_key
+            )
             for replica in function["replicas"]
             if replica["state"] == "ready"
         )

@@ -19,6 +19,7 @@ from functions.wire import arrays
 from functions.wire import format as wire
 from functions.wire.arrays import Array, Arrays
 from moe.manifest import Manifest
+from platform_words.headers import CALLER_KEY
 
 Parts = Sequence[tuple[Text, int]]
 """Texts, and how many of their next tokens are computed."""
@@ -80,7 +81,8 @@ class Instance:
         """Ask for the segments' room. Raises NoKvError, UnreachableError."""
         fewest: int | None = None
         for name, replica in self.replicas.items():
-            head = f"GET /kv HTTP/1.1\r\nhost: {replica.address}\r\n\r\n".encode()
+            key = f"{CALLER_KEY}: {replica.key}\r\n" if replica.key else ""
+            head = f"GET /kv HTTP/1.1\r\nhost: {replica.address}\r\n{key}\r\n".encode()
             try:
                 reply = await self._pools[name].call(head, [], ASK_S)
             except TransportError as error:
@@ -155,7 +157,8 @@ class Instance:
 
     async def _free_at(self, name: str, chunks: Sequence[wire.Chunk]) -> None:
         pool = self._pools[name]
-        head = request_head("/kv/free", pool.address, wire.CONTENT_TYPE, wire.total_bytes(chunks), [])
+        headers = [(CALLER_KEY, self.replicas[name].key)]
+        head = request_head("/kv/free", pool.address, wire.CONTENT_TYPE, wire.total_bytes(chunks), headers)
         try:
             await pool.call(head, chunks, ASK_S)
         except TransportError as error:

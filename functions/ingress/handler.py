@@ -28,7 +28,6 @@ from functions.ingress.passes import PipelinePass
 from functions.ingress.routes import LayerPlans, PlanRule
 from functions.ingress.scatter import Scatter
 from functions.serving.instruments import IngressInstruments
-from functions.serving.relay import relay_key
 from functions.serving.settings import FunctionSettings, SettingsError
 from functions.wire.arrays import Array, Arrays, as_float32
 from functions.wire.errors import BadInputError, CallError, NotServedError
@@ -74,7 +73,7 @@ class Ingress:
         self._grouping = group(manifest, settings.max_functions)
         self.dispatcher, self._plans = dispatching(manifest, self._grouping, settings, loop)
         self._transfer = settings.transfer
-        self._relay_key = "" if settings.transfer == "direct" else _relay_key(settings)
+        self._caller_key = settings.caller_key()
         self._timeout_s = settings.timeout_s
         self._loop = loop
         self._bursts = self._burst_activation(settings)
@@ -90,9 +89,7 @@ class Ingress:
     def follow(self, resolver: Resolver) -> None:
         """Begin to keep the table of replicas current. Call on the running loop."""
         caller = NodeCaller(self.manifest, self._grouping, self.dispatcher, self.instruments)
-        scatter = Scatter(
-            self.manifest, caller, self.dispatcher, self.instruments, self._plans, self._transfer, self._relay_key
-        )
+        scatter = Scatter(self.manifest, caller, self.dispatcher, self.instruments, self._plans, self._transfer)
         driver = PipelinePass(self.manifest, caller, scatter, self.instruments)
         self._passes = PassQueue(driver.run, *self._limits)
         if self.manifest.task == "causal-lm":
@@ -114,7 +111,7 @@ class Ingress:
             self._following.append(self._loop.create_task(self._bursts.run()))
         if self._transfer == "adaptive":
             functions = dict.fromkeys(name for layer in _experts(self.manifest, self._grouping) for name in layer)
-            meter = LinkMeter(list(functions), self.dispatcher, self.instruments.traffic, self._relay_key)
+            meter = LinkMeter(list(functions), self.dispatcher, self.instruments.traffic, self._caller_key)
             self._following.append(self._loop.create_task(meter.run()))
 
     def close(self) -> None:
@@ -350,11 +347,3 @@ def _experts(manifest: Manifest, grouping: Grouping) -> list[list[str]]:
     return [
         [grouping.function_of(node.id).name for node in manifest.experts(layer)] for layer in range(manifest.layers)
     ]
-
-
-def _relay_key(settings: FunctionSettings) -> str:
-    """Raises SettingsError."""
-    try:
-        return relay_key(settings.feed_token_file)
-    except OSError as error:
-        raise SettingsError(f"smoe_feed_token_file cannot be read: {error}") from error

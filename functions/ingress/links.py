@@ -29,9 +29,10 @@ from functions.ingress.calls import gather_or_cancel
 from functions.serving.traffic import Link, Traffic
 from functions.wire import arrays, bundles
 from functions.wire.arrays import Arrays
-from functions.wire.bundles import GROUPS, RELAY_KEY, RELAY_PATH
+from functions.wire.bundles import GROUPS, RELAY_PATH
 from functions.wire.format import CONTENT_TYPE, total_bytes
 from functions.wire.messages import TIMEOUT_MS
+from platform_words.headers import CALLER_KEY
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class LinkMeter:
     """Keeps ``traffic.links`` current while it runs."""
 
     def __init__(self, functions: Sequence[str], dispatcher: Dispatcher, traffic: Traffic, key: str) -> None:
-        """``functions``: those whose workers relay; ``key``: what they ask to see."""
+        """``functions``: those whose workers relay; ``key``: what they take calls with."""
         self._functions = functions
         self._dispatcher = dispatcher
         self._traffic = traffic
@@ -140,7 +141,7 @@ class LinkMeter:
         """A message without work. Raises TransportError."""
         pool = self._pools.setdefault(address, ConnectionPool(address))
         chunks = arrays.encode(tensors)
-        headers = [(TIMEOUT_MS, f"{TIMEOUT_S * 1000:.0f}"), (GROUPS, targets), (RELAY_KEY, self._key)]
+        headers = [(TIMEOUT_MS, f"{TIMEOUT_S * 1000:.0f}"), (GROUPS, targets), (CALLER_KEY, self._key)]
         head = request_head(RELAY_PATH, address, CONTENT_TYPE, total_bytes(chunks), headers)
         reply = await pool.call(head, chunks, TIMEOUT_S)
         if reply.status != 200:

@@ -30,7 +30,7 @@ from functions.serving.settings import Transfer
 from functions.wire import arrays, bundles
 from functions.wire import format as wire
 from functions.wire.arrays import Array
-from functions.wire.bundles import GROUPS, RELAY_KEY, RELAY_PATH
+from functions.wire.bundles import GROUPS, RELAY_PATH
 from moe.manifest import Manifest
 
 log = logging.getLogger(__name__)
@@ -77,17 +77,14 @@ class Scatter:
         instruments: IngressInstruments,
         plans: LayerPlans | None = None,
         transfer: Transfer = "direct",
-        key: str = "",
     ) -> None:
-        """``plans``: decides on which nodes a layer's experts are served; None: the dispatcher's rule alone. ``key``:
-        what relaying workers ask to see."""
+        """``plans``: decides on which nodes a layer's experts are served; None: the dispatcher's rule alone."""
         self._experts = [[node.id for node in manifest.experts(layer)] for layer in range(manifest.layers)]
         self._caller = caller
         self._dispatcher = dispatcher
         self._instruments = instruments
         self._plans = plans
         self._transfer: Transfer = transfer
-        self._key = key
         self._resting: dict[str, float] = {}
         """Nodes that are served directly, until when."""
         self._loop = asyncio.get_running_loop()
@@ -213,7 +210,7 @@ class Scatter:
                 chunks,
                 deadline_s=context.deadline_s,
                 request_id=context.request_id,
-                headers=((GROUPS, targets), (RELAY_KEY, self._key)),
+                headers=((GROUPS, targets),),
             )
             received_bytes = len(reply.body)
             reason = _reason(reply.status)

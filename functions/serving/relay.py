@@ -4,25 +4,23 @@ An ingress on another node sends one message where it would have sent one for ea
 fail apart: each has its own status, and what one sibling does changes nothing for the others. Siblings' addresses come
 with the message, because the ingress chose the replicas and counts their calls in flight.
 
-Who may ask: with a feed token (``smoe_feed_token_file``) those who show a key made of it; without one anybody, but
-then only addresses of this very machine (loopback) are called.
+Who may ask: where workers have a key (``smoe_caller_key_file``) those who show it, as for any call; without one
+anybody, but then only addresses of this very machine (loopback) are called.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import ipaddress
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from functions.dispatch.client import ConnectionPool, ReplyTimeoutError, TransportError, request_head
 from functions.wire import arrays, bundles
 from functions.wire import format as wire
 from functions.wire.arrays import Array
-from functions.wire.bundles import GROUPS, RELAY_KEY, RELAY_PATH, Part
+from functions.wire.bundles import GROUPS, RELAY_PATH, Part
 from functions.wire.messages import REQUEST_ID, TIMEOUT_MS, Application, Reply, Request, error_reply
+from platform_words.headers import CALLER_KEY
 
 MAX_FORWARDED = 512
 """Calls to siblings at once; messages beyond get 429."""
@@ -31,15 +29,8 @@ TIMEOUT_S = 60.0
 """Deadline of messages that name no time."""
 
 
-def relay_key(token_file: Path | None) -> str:
-    """What shows that a caller has the feed's token, without telling the token; empty where there is none. Raises
-    OSError."""
-    token = token_file.read_text().strip() if token_file else ""
-    return hashlib.sha256(b"smoe relay " + token.encode()).hexdigest() if token else ""
-
-
 class Relay:
-    """An application with the relaying stage at ``/relay`` added to another's paths."""
+    """An application with the relaying stage at ``/relay`` added to another's paths. ``key``: the workers'."""
 
     def __init__(self, inner: Application, loop: asyncio.AbstractEventLoop, key: str) -> None:
         self._inner = inner
@@ -52,9 +43,6 @@ class Relay:
     def submit(self, request: Request, answer: Callable[[Reply], None]) -> None:
         if request.path != RELAY_PATH:
             self._inner.submit(request, answer)
-            return
-        if self._key and not hmac.compare_digest(self._key, request.headers.get(RELAY_KEY, "")):
-            answer(error_reply(403, "relay", f"{RELAY_PATH} takes the header {RELAY_KEY}", platform=False))
             return
         if request.method != "POST":
             answer(error_reply(405, "method", f"{RELAY_PATH} takes POST", platform=False))
@@ -139,7 +127,7 @@ class Relay:
             [
                 (REQUEST_ID, request.request_id),
                 (TIMEOUT_MS, f"{left_s * 1000:.1f}"),
-                *([(RELAY_KEY, self._key)] if self._key and path == RELAY_PATH else []),
+                *([(CALLER_KEY, self._key)] if self._key else []),
             ],
         )
         try:
@@ -162,7 +150,7 @@ class Relay:
         """Raises WireError for an address that may not be called."""
         for address, _ in wanted if not self._key else ():
             if address and not _is_loopback(address):
-                raise wire.WireError(f"without a feed token only addresses of this machine are called, not {address}")
+                raise wire.WireError(f"without a key only addresses of this machine are called, not {address}")
 
 
 def _is_loopback(address: str) -> bool:

@@ -15,6 +15,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from hmac import compare_digest
 from http import HTTPStatus
 
 import httptools
@@ -31,12 +32,15 @@ from functions.wire.messages import (
     error_reply,
     header_name,
 )
+from platform_words.headers import CALLER_KEY
 
 log = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES = 64 * 1024
 MAX_PIPELINED = 8
 """Requests read ahead on one connection; beyond that it is not read until replies are out."""
+_OPEN_PATHS = ("/statistics",)
+"""What is read without a key, as ``/metrics`` is."""
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 
 
@@ -50,6 +54,8 @@ class ServerSettings:
     """While draining: how long idle connections stay open for calls that are already on their way."""
     drain_s: float = 30.0
     """While draining: how long calls in flight may take."""
+    caller_key: str = ""
+    """What calls show in ``X-Smoe-Caller-Key``; empty: anybody may call."""
 
 
 class FunctionServer:
@@ -107,6 +113,11 @@ class FunctionServer:
         """Route one request: the platform's own paths, the limit of calls in flight, then the application."""
         if request.path.startswith("/_/") or request.path == "/metrics":
             answer(self._platform_path(request))
+            return
+        key = self.settings.caller_key
+        if key and not compare_digest(key, request.headers.get(CALLER_KEY, "")) and request.path not in _OPEN_PATHS:
+            message = "this worker takes calls of its gateway only; call the function there"
+            answer(error_reply(403, "caller", message, platform=False))
             return
         limit = self.settings.max_inflight
         if limit and self.in_flight >= limit:

@@ -55,6 +55,8 @@ class FunctionSettings:
     """How often the live settings are looked at without a signal (``smoe_live_period``); 0 = never."""
     feed_url: str | None = None
     feed_token_file: Path | None = None
+    caller_key_file: Path | None = None
+    """File with the key that callers of this worker show (``smoe_caller_key_file``); None: anybody may call."""
     namespace: str = "openfaas-fn"
     """Namespace of this pipeline's functions in the feed: its own (``OPENFAAS_NAMESPACE``)."""
     address_template: str | None = None
@@ -78,6 +80,13 @@ class FunctionSettings:
     """MiB of keys and values that a worker with segments of a decoder keeps at most (``smoe_kv_mb``)."""
     statistics_window_s: float = 300.0
     """Time that the ingress's statistics cover (``smoe_statistics_window``)."""
+
+    def caller_key(self) -> str:
+        """The key of ``caller_key_file``, empty without one. Raises SettingsError."""
+        try:
+            return self.caller_key_file.read_text().strip() if self.caller_key_file else ""
+        except OSError as error:
+            raise SettingsError(f"smoe_caller_key_file cannot be read: {error}") from error
 
     @property
     def is_ingress(self) -> bool:
@@ -109,7 +118,7 @@ def from_environment(environ: Mapping[str, str], *, later: bool = False) -> Func
     if not nodes or ("ingress" in nodes and len(nodes) > 1):
         raise SettingsError("smoe_nodes takes node ids separated by commas, or the one word ingress")
     live = environ.get("smoe_live_settings")
-    token = environ.get("smoe_feed_token_file")
+    token, key = environ.get("smoe_feed_token_file"), environ.get("smoe_caller_key_file")
     return FunctionSettings(
         pipeline_dir=folder,
         nodes=nodes,
@@ -123,6 +132,7 @@ def from_environment(environ: Mapping[str, str], *, later: bool = False) -> Func
         live_period_s=duration_s("smoe_live_period", environ.get("smoe_live_period", "0s")),
         feed_url=environ.get("smoe_feed_url") or None,
         feed_token_file=Path(token) if token else None,
+        caller_key_file=Path(key) if key else None,
         namespace=environ.get("OPENFAAS_NAMESPACE") or "openfaas-fn",
         address_template=environ.get("smoe_address_template") or None,
         timeout_s=duration_s("smoe_timeout", environ.get("smoe_timeout", "60s")),

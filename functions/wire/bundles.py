@@ -25,7 +25,6 @@ from functions.wire.messages import Body
 
 RELAY_PATH = "/relay"
 GROUPS = "x-smoe-groups"
-RELAY_KEY = "x-smoe-relay"
 CONTENT_TYPE = "application/vnd.smoe.bundle"
 MAX_GROUPS = 256
 _HEAD = struct.Struct("<4sBBH")

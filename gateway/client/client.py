@@ -47,6 +47,11 @@ class GatewayClient:
         """The replica feed now: function → replicas with ``id``, ``address``, ``state``, maybe ``node`` (machine)."""
         return _by_name(self._call("GET", "/system/replicas").json())
 
+    def caller_key(self, name: str) -> str:
+        """What a function's replicas take calls with that do not come through the gateway; empty: anybody's."""
+        functions = self._call("GET", "/system/replicas").json()["functions"]
+        return next((str(entry.get("key", "")) for key, entry in functions.items() if key.startswith(f"{name}.")), "")
+
     def follow_replicas(self) -> Generator[dict[str, list[dict[str, Any]]]]:
         """Yield :meth:`replicas` now and at every change, at least every 5 s, until the gateway ends the stream."""
         with self._call("GET", "/system/replicas?follow=true", stream=True) as reply:

@@ -181,7 +181,12 @@ def _measure(
 ) -> Profile:
     """The whole profile, or ``measured`` with whole requests measured again."""
     gateway = lifecycle.GatewaySettings(
-        work, port=0, metrics_port=0, cpu_scale=settings.cpu_scale, pipelines_dir=state / "pipelines"
+        work,
+        port=0,
+        metrics_port=0,
+        cpu_scale=settings.cpu_scale,
+        pipelines_dir=state / "pipelines",
+        caller_keys=False,
     )
     folder, manifest = ensure_pipeline(pipeline, gateway.pipelines)
     with console.status("starting the gateway"):

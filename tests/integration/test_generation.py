@@ -18,6 +18,7 @@ from moe.manifest import load
 from moe.preset import byte_tokenizer
 from moe.reference import WholeModel
 from moe.split import split
+from platform_words.headers import CALLER_KEY
 from smoe import lifecycle
 from smoe.cli import cli
 from smoe.deployment import DeploymentSettings
@@ -45,10 +46,12 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def used_pages(state: Path) -> int:
-    used = 0
-    for name, replicas in GatewayClient.from_state(state).replicas().items():
+    used, client = 0, GatewayClient.from_state(state)
+    for name, replicas in client.replicas().items():
+        headers = {CALLER_KEY: client.caller_key(name)}
         for replica in replicas if "segment" in name else ():
-            with urllib.request.urlopen(f"http://{replica['address']}/kv", timeout=100) as reply:
+            request = urllib.request.Request(f"http://{replica['address']}/kv", headers=headers)
+            with urllib.request.urlopen(request, timeout=100) as reply:
                 used += sum(node["used_pages"] for node in json.load(reply)["nodes"].values())
     return used
 

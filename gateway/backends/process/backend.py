@@ -146,7 +146,8 @@ class ProcessBackend(Changes):
             spec.name, spec.namespace, folder, settings.log_lines, settings.log_file_bytes, settings.log_files
         )
         live_settings = self._run.of(spec.key) / LIVE_SETTINGS
-        function = ManagedFunction(spec, prepared, replicas, live_settings, lines, self._context)
+        key = self._run.caller_key(spec.key) if settings.caller_keys else ""
+        function = ManagedFunction(spec, prepared, replicas, live_settings, lines, self._context, key)
         self._functions[spec.key] = function
         self._changed()
         function.reconcile()

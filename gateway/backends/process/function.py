@@ -96,6 +96,7 @@ class ManagedFunction:
         live_settings: Path,
         lines: FunctionLog,
         context: Context,
+        caller_key: str = "",
     ) -> None:
         """Raises ConflictError when its GPU shares do not fit."""
         context.gpus.seats.reserve(spec.key, prepared.gpu_tenths, desired)
@@ -103,6 +104,7 @@ class ManagedFunction:
         self.prepared = prepared
         self.desired = desired
         self.lines = lines
+        self._caller_key = caller_key
         self.created_at_s = time.time()
         self.restarts = 0
         self.generation = 0
@@ -130,6 +132,7 @@ class ManagedFunction:
             self.restarts,
             self.standbys,
             self._activated(),
+            self._caller_key,
             self._standing.activated_s(),
         )
 

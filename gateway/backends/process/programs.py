@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gateway.backends.process.machines import placement_of
 from gateway.backends.process.quantities import Limits, duration_s, gpu_tenths, limits_of, whole_number
-from gateway.backends.process.run_folders import LIVE_SETTINGS, SECRETS
+from gateway.backends.process.run_folders import CALLER_KEY, LIVE_SETTINGS, SECRETS
 from gateway.backends.process.settings import ProcessSettings
 from gateway.backends.process.workers.launcher import WATCHDOG_MODULE, Program
 from gateway.contract import FunctionSpec, InvalidSpecError
@@ -92,6 +92,8 @@ def prepare(
         secret_mount_path=str(folder / SECRETS),
         smoe_live_settings=str(folder / LIVE_SETTINGS),
     )
+    if settings.caller_keys:
+        environ["smoe_caller_key_file"] = str(folder / CALLER_KEY)
     write_timeout_s = duration_s(spec.env_vars, "write_timeout", settings.write_timeout_s)
     return Prepared(
         Program(

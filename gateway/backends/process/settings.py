@@ -35,6 +35,8 @@ class ProcessSettings:
     """Image name (tag ignored) → ``module:function`` called as ``function(environ, listener, ready)``."""
     command_users: bool = True
     """Functions that are a command have an unprivileged user of their own, where this process may become one."""
+    caller_keys: bool = True
+    """Workers take calls of the gateway and its ingresses only, which show a key made anew at each start."""
     preload: tuple[str, ...] = ()
     """Modules the warm parent imports besides those of ``images``."""
     inject_env: EnvironmentSource = field(default_factory=dict)

@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from hmac import compare_digest
 from typing import Any
 
 import uvicorn
@@ -19,6 +20,7 @@ import uvicorn.protocols.http.httptools_impl
 
 from gateway.backends.watchdog import command
 from gateway.backends.watchdog.settings import WatchdogSettings, from_environment, live_max_inflight
+from platform_words.headers import CALLER_KEY
 
 log = logging.getLogger("watchdog")
 
@@ -27,6 +29,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
+_CALLER_KEY = CALLER_KEY.encode()
 _TEXT: Headers = [(b"content-type", b"text/plain; charset=utf-8")]
 _PLATFORM: Headers = [*_TEXT, (b"x-openfaas-internal", b"classic-watchdog")]
 
@@ -56,6 +59,8 @@ class Watchdog:
             await _reply(send, 200, b"OK", _TEXT)
         elif path == "/_/ready":
             await self._ready(send)
+        elif not self._may_call(scope):
+            await _reply(send, 403, b"this worker takes calls of its gateway only; call the function there\n", _TEXT)
         elif self.max_inflight and self.in_flight >= self.max_inflight:
             text = f"Concurrent request limit exceeded. Max concurrent requests: {self.max_inflight}\n"
             await _reply(send, 429, text.encode(), [*_PLATFORM, (b"retry-after", b"1")])
@@ -65,6 +70,10 @@ class Watchdog:
                 await self._call(scope, receive, send)
             finally:
                 self.in_flight -= 1
+
+    def _may_call(self, scope: Scope) -> bool:
+        key = self._settings.caller_key.encode()
+        return not key or any(name == _CALLER_KEY and compare_digest(value, key) for name, value in scope["headers"])
 
     async def _ready(self, send: Send) -> None:
         if self.draining:
@@ -81,7 +90,8 @@ class Watchdog:
             text = f"the body is larger than {settings.max_body_bytes} bytes\n"
             await _reply(send, 413, text.encode(), [*_TEXT, (b"connection", b"close")])
             return
-        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+        given = ((name, value) for name, value in scope["headers"] if name != _CALLER_KEY)
+        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in given]
         path, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
         environment = self._environment
         if settings.cgi_headers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gateway.durations import parse_duration
@@ -31,6 +31,8 @@ class WatchdogSettings:
     content_type: str = ""
     max_body_bytes: int = 64 * 1024 * 1024
     live_settings: Path | None = None
+    caller_key: str = field(default="", repr=False)
+    """What calls show in ``X-Smoe-Caller-Key``; empty: anybody may call."""
 
 
 def from_environment(environ: Mapping[str, str]) -> WatchdogSettings:
@@ -38,7 +40,7 @@ def from_environment(environ: Mapping[str, str]) -> WatchdogSettings:
     command = tuple(part for part in environ.get("fprocess", "").split(" ") if part)
     if not command:
         raise WatchdogError("fprocess is empty; it is the command to run for each call")
-    live = environ.get("smoe_live_settings")
+    live, key = environ.get("smoe_live_settings"), environ.get("smoe_caller_key_file")
     return WatchdogSettings(
         command=command,
         exec_timeout_s=_duration_s(environ, "exec_timeout", 0.0),
@@ -48,6 +50,7 @@ def from_environment(environ: Mapping[str, str]) -> WatchdogSettings:
         cgi_headers=environ.get("cgi_headers", "true") in _TRUE,
         content_type=environ.get("content_type", ""),
         live_settings=Path(live) if live else None,
+        caller_key=Path(key).read_text().strip() if key else "",
     )
 
 

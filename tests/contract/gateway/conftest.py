@@ -51,7 +51,10 @@ async def fake(state: Path) -> AsyncIterator[Case]:
 @asynccontextmanager
 async def process(state: Path) -> AsyncIterator[Case]:
     images = {"test/echo": "tests.unit.gateway.process.entries:echo"}
-    backend = ProcessBackend(ProcessSettings(state=state, images=images, settle_s=0.05, blanks=1, write_timeout_s=10.0))
+    settings = ProcessSettings(
+        state=state, images=images, settle_s=0.05, blanks=1, write_timeout_s=10.0, caller_keys=False
+    )
+    backend = ProcessBackend(settings)
     await backend.start()
     try:
         yield Case(backend, "test/echo:1")

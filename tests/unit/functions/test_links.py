@@ -64,7 +64,7 @@ async def until(meter: LinkMeter, done: Any) -> None:
 
 async def relays(start: Any, count: int, key: str = "") -> list[Running]:
     loop = asyncio.get_running_loop()
-    return [await start(Relay(echo(), loop, key)) for _ in range(count)]
+    return [await start(Relay(echo(), loop, key), caller_key=key) for _ in range(count)]
 
 
 async def test_lines_to_other_nodes_with_siblings_are_measured(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from functions.dispatch.dispatcher import Dispatcher, FunctionReplicas, ReplicaA
 from functions.ingress.calls import NodeCaller, PassContext
 from functions.ingress.exchange import exchange
 from functions.ingress.scatter import Scatter
+from functions.serving import relay
 from functions.serving.instruments import IngressInstruments
 from functions.serving.relay import Relay
 from functions.serving.settings import Transfer
@@ -53,7 +54,7 @@ class Layer:
     nodes: str = "bbbb"
     max_inflight: int = 4
 
-    async def begin(self, start: Any, applications: list[Any], key: str, shown: str, spare: Any) -> Layer:
+    async def begin(self, start: Any, applications: list[Any], key: str, spare: Any) -> Layer:
         """``spare``: another replica of expert 0, on the same node."""
         loop = asyncio.get_running_loop()
         manifest = load(self.folder)
@@ -61,14 +62,12 @@ class Layer:
         self.dispatcher = Dispatcher(loop)
         self.instruments = IngressInstruments("m", [node.id for node in manifest.nodes], 3, loop.time, own_node="a")
         caller = NodeCaller(manifest, grouping, self.dispatcher, self.instruments)
-        self.scatter = Scatter(
-            manifest, caller, self.dispatcher, self.instruments, transfer=self.transfer, key=shown or key
-        )
+        self.scatter = Scatter(manifest, caller, self.dispatcher, self.instruments, transfer=self.transfer)
         self.names = [grouping.function_of(node.id).name for node in manifest.experts(0)]
-        self.running = [await start(Relay(application, loop, key)) for application in applications]
+        self.running = [await start(Relay(application, loop, key), caller_key=key) for application in applications]
         self.dispatcher.update(
             {
-                name: FunctionReplicas(self.max_inflight, (ReplicaAddress(name, one.address, node=node),))
+                name: FunctionReplicas(self.max_inflight, (ReplicaAddress(name, one.address, node=node, key=key),))
                 for name, one, node in zip(self.names, self.running, self.nodes, strict=True)
             }
         )
@@ -98,10 +97,8 @@ class Layer:
 async def layer(bert: Path, start: Any) -> Any:
     made: list[Layer] = []
 
-    async def make(
-        applications: list[Any], *, key: str = "", shown: str = "", spare: Any = None, **settings: Any
-    ) -> Layer:
-        made.append(await Layer(bert, **settings).begin(start, applications, key, shown, spare))
+    async def make(applications: list[Any], *, key: str = "", spare: Any = None, **settings: Any) -> Layer:
+        made.append(await Layer(bert, **settings).begin(start, applications, key, spare))
         return made[-1]
 
     yield make
@@ -150,8 +147,11 @@ async def test_a_refusal_is_final_and_ends_the_layer(layer: Make) -> None:
     assert one.settled()
 
 
-async def test_after_a_message_that_failed_as_a_whole_the_node_is_served_directly(layer: Make) -> None:
-    one = await layer([expert(n) for n in range(4)], key="right", shown="wrong")
+async def test_after_a_message_that_failed_as_a_whole_the_node_is_served_directly(
+    layer: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "MAX_FORWARDED", 0)
+    one = await layer([expert(n) for n in range(4)], key="workers'")
     assert right(await one.outputs())
     assert one.messages == 5
     assert right(await one.outputs())

@@ -303,3 +303,15 @@ def test_error_replies_are_json_with_a_code_and_a_sentence() -> None:
     reply = error_reply(503, "x", 'with "quotes"', platform=True, retry_after_s=2)
     assert json.loads(bytes(reply.chunks[0])) == {"error": {"code": "x", "message": 'with "quotes"'}}
     assert reply.headers == {"x-openfaas-internal": "smoe", "retry-after": "2"}
+
+
+async def test_a_worker_with_a_key_takes_no_call_without_it(start: Any) -> None:
+    held = Held()
+    running = await start(held, caller_key="right")
+    for headers in ("", "x-smoe-caller-key: wrong\r\n", "x-smoe-caller-key:\r\n", "x-smoe-caller-key: Right\r\n"):
+        ((status, _, body),) = await running.send(f"POST / HTTP/1.1\r\n{headers}content-length: 0\r\n\r\n".encode())
+        assert (status, b"of its gateway only" in body) == (403, True)
+    for path in ("/_/health", "/_/ready", "/metrics"):
+        ((status, _, _),) = await running.send(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+        assert status == 200
+    assert held.calls == []

@@ -28,7 +28,8 @@ Starter = Callable[..., AbstractAsyncContextManager[ProcessBackend]]
 
 @asynccontextmanager
 async def _running(state: Path, **changes: Any) -> AsyncIterator[ProcessBackend]:
-    options: dict[str, Any] = {"images": IMAGES, "settle_s": 0.05, "blanks": 1, "write_timeout_s": 10.0, **changes}
+    options: dict[str, Any] = {"images": IMAGES, "settle_s": 0.05, "blanks": 1, "write_timeout_s": 10.0}
+    options |= {"caller_keys": False, **changes}  # tests call replicas themselves
     backend = ProcessBackend(ProcessSettings(state=state, **options))
     await backend.start()
     try:

@@ -19,7 +19,9 @@ from tests.unit.gateway.process.conftest import IMAGES, NAMESPACE, ask, ready, u
 
 
 async def main(state: Path) -> None:
-    backend = ProcessBackend(ProcessSettings(state=state, images=IMAGES, blanks=2, command_users=False))
+    backend = ProcessBackend(
+        ProcessSettings(state=state, images=IMAGES, blanks=2, command_users=False, caller_keys=False)
+    )
     await backend.start()
     await backend.create(FunctionSpec("echo", "test/echo"), 2)
     await backend.create(FunctionSpec("shell", "x/shell", env_process=f"{sys.executable} {state / 'deep.py'}"), 1)

@@ -1,0 +1,168 @@
+"""Callbacks of asynchronous calls: where they may go, and the pool that sends them.
+
+The pool is apart from the queue's workers: a receiver that is slow or never ends its answer takes a place here for a
+bounded time, a receiver has a bounded number of them, and calls go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import logging
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from gateway.metrics import GatewayMetrics
+
+log = logging.getLogger(__name__)
+
+TRIES = 3
+FIRST_PAUSE_S = 0.2
+"""Wait before the second try of a callback; the wait before the third is four times as long."""
+AT_ONCE = 64
+AT_ONCE_PER_TARGET = 8
+MAX_WAITING = 1000
+_PATTERN = re.compile(r"(\*\.)?[A-Za-z0-9_.-]+(:\d{1,5})?|\[[0-9A-Fa-f:.]+\](:\d{1,5})?")
+
+
+@dataclass(frozen=True)
+class Callback:
+    """A POST of a function's reply."""
+
+    call_id: str
+    url: str
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def target(self) -> str:
+        return urlsplit(self.url).netloc.rpartition("@")[2].lower()
+
+
+class CallbackTargets:
+    """Receivers that callbacks may go to: ``HOST``, ``HOST:PORT`` or ``*.DOMAIN``; none given: any."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        """Raises ValueError for what is no such pattern."""
+        for pattern in patterns:
+            if not _PATTERN.fullmatch(pattern):
+                raise ValueError(f"{pattern[:80]!r} is not of the form HOST, HOST:PORT or *.DOMAIN")
+        self._patterns = tuple(pattern.lower() for pattern in patterns)
+
+    def refusal(self, url: str) -> str:
+        """Why a callback may not go to ``url``; empty where it may."""
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+        except ValueError:  # a port that is no number
+            host, port, parts = None, 0, urlsplit("")
+        if parts.scheme not in ("http", "https") or not host:
+            return "X-Callback-Url takes an http or https address"
+        host = f"[{host}]" if ":" in host else host
+        if self._patterns and not any(_matches(pattern, host, port) for pattern in self._patterns):
+            return f"callbacks to {host[:80]}:{port} are not allowed here"
+        return ""
+
+
+class Callbacks:
+    """Sends callbacks: so many at once, a few of them to one receiver, each within a deadline for all of it."""
+
+    def __init__(
+        self,
+        metrics: GatewayMetrics,
+        *,
+        timeout_s: float,
+        held_bytes: int,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._metrics = metrics
+        self._timeout_s = timeout_s
+        self._held_bytes = held_bytes
+        self._held = 0
+        self.pause = pause
+        self._places = asyncio.Semaphore(AT_ONCE)
+        self._targets: dict[str, asyncio.Semaphore] = {}
+        self._waiting: Counter[str] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def send(self, callback: Callback) -> asyncio.Task[None] | None:
+        """Begin to send; the task ends when the callback was delivered or given up. None: too many wait, it is given
+        up."""
+        if len(self._tasks) >= MAX_WAITING or self._held + len(callback.body) > self._held_bytes:
+            self._give_up(callback, f"{len(self._tasks)} others wait")
+            return None
+        self._held += len(callback.body)
+        task = asyncio.create_task(self._send(callback))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def close(self, timeout_s: float) -> None:
+        """Send what waits, at most ``timeout_s`` long; logs how many were dropped."""
+        if not self._tasks:
+            return
+        _, late = await asyncio.wait(set(self._tasks), timeout=max(0.0, timeout_s))
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+        if late:
+            log.warning("%d callbacks were dropped at shutdown", len(late))
+
+    async def _send(self, callback: Callback) -> None:
+        target = callback.target
+        self._waiting[target] += 1
+        places = self._targets.setdefault(target, asyncio.Semaphore(AT_ONCE_PER_TARGET))
+        try:
+            for attempt in range(TRIES):
+                if attempt:
+                    await self.pause(FIRST_PAUSE_S * 4 ** (attempt - 1))
+                async with places, self._places:
+                    if await self._delivered(callback):
+                        return
+            self._give_up(callback, f"{TRIES} tries")
+        finally:
+            self._held -= len(callback.body)
+            self._waiting[target] -= 1
+            if not self._waiting[target]:
+                del self._waiting[target], self._targets[target]
+
+    async def _delivered(self, callback: Callback) -> bool:
+        try:
+            status = await self._post(callback)
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:  # ValueError: an address it cannot encode
+            log.warning("callback of call %s failed (%s)", callback.call_id[:64], type(error).__name__)
+            return False
+        return status < 500
+
+    async def _post(self, callback: Callback) -> int:
+        """Status of the answer, whose head has to be there within one deadline for connecting, sending and reading."""
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.post(
+                callback.url,
+                data=callback.body,
+                headers=callback.headers,
+                allow_redirects=False,
+                skip_auto_headers=("Content-Type",),
+            ) as reply,
+        ):
+            return reply.status
+
+    def _give_up(self, callback: Callback, why: str) -> None:
+        self._metrics.callback_failures += 1
+        log.error("callback of call %s was given up (%s)", callback.call_id[:64], why)
+
+
+def _matches(pattern: str, host: str, port: int) -> bool:
+    name, colon, number = pattern.rpartition(":") if not pattern.endswith("]") else (pattern, "", "")
+    if not colon:
+        name = pattern
+    elif int(number) != port:
+        return False
+    return fnmatch.fnmatchcase(host.rstrip("."), name) if name.startswith("*.") else host.rstrip(".") == name

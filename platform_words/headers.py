@@ -1,0 +1,4 @@
+"""Headers that the gateway and functions agree on."""
+
+CALLER_KEY = "x-smoe-caller-key"
+"""Shows a worker that its caller is the gateway or an ingress of it; the gateway never passes on a client's."""
