@@ -13,14 +13,16 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from gateway.asynchronous import AsyncCalls, AsyncQueue
-from gateway.auth import Auth, SameSite
+from gateway.auth import Auth, Passwords, SameSite
 from gateway.contract import Backend, BackendError, GatewayError
 from gateway.forwarding import Forwarder
 from gateway.front import FrontDoor
 from gateway.held import HeldBytes
+from gateway.login import Login
 from gateway.metrics import GatewayMetrics
 from gateway.openai_door import OpenAiDoor
 from gateway.scaling import ScaleFromZero
+from gateway.sessions import Sessions
 from gateway.settings import Credentials, GatewaySettings
 from gateway.store import FunctionStore
 from gateway.system import SystemApi, gateway_error
@@ -50,12 +52,14 @@ class Gateway:
             self.forwarder, self.queue, held, buffer_bytes=settings.buffer_bytes, max_body_bytes=settings.max_body_bytes
         )
         page = Page(Views(settings.state / "view", settings.controllers))
-        self._routes = [*self.system.routes(), *page.routes(), Route("/", _to_ui, methods=["GET"])]
+        sessions = Sessions(credentials)
+        login = Login(Passwords(credentials) if settings.basic_auth else None, sessions)
+        self._routes = [*self.system.routes(), *login.routes(), *page.routes(), Route("/", _to_ui, methods=["GET"])]
         self._metrics_routes = [
             Route("/metrics", self._metrics_text, methods=["GET"]),
             Route("/healthz", self.system.health, methods=["GET"]),
         ]
-        control = SameSite(Auth(self._control(), credentials if settings.basic_auth else None))
+        control = SameSite(Auth(self._control(), credentials, sessions) if settings.basic_auth else self._control())
         key = None if settings.loopback and not settings.api_key else credentials.api_key
         self.api = _Router(front, OpenAiDoor(front, backend, held, key), control, self._control())
         self.metrics_app = Starlette(routes=self._metrics_routes)
@@ -81,6 +85,7 @@ class Gateway:
             "held_bytes": settings.async_held_bytes,
             "run_timeout_s": settings.async_timeout_s,
             "callback_timeout_s": settings.callback_timeout_s,
+            "callback_targets": settings.callback_targets,
         }
         if settings.nats is None:
             return AsyncQueue(self.forwarder, self.metrics, **bounds)

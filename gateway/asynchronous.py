@@ -1,4 +1,4 @@
-"""``/async-function``: a bounded queue in this process, workers that forward, and callbacks.
+"""``/async-function``: a bounded queue in this process, and workers that forward.
 
 A queue that outlives this process is in ``jetstream``.
 
@@ -12,12 +12,10 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
-import aiohttp
-
+from gateway.callbacks import Callback, Callbacks, CallbackTargets
 from gateway.calls import Call, Outcome
 from gateway.forwarding import Forwarder
 from gateway.metrics import GatewayMetrics
@@ -26,10 +24,6 @@ from gateway.upstream import UpstreamError
 log = logging.getLogger(__name__)
 
 CALLBACK = b"x-callback-url"
-CALLBACK_TRIES = 3
-FIRST_PAUSE_S = 0.2
-"""Wait before the second try of a callback; the wait before the third is four times as long."""
-
 
 Refusal = tuple[int, str]
 """HTTP status and sentence with which a call is refused."""
@@ -47,15 +41,15 @@ class AsyncCalls(ABC):
         held_bytes: int,
         run_timeout_s: float,
         callback_timeout_s: float,
-        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        callback_targets: Sequence[str] = (),
     ) -> None:
         self._forwarder = forwarder
         self._metrics = metrics
         self.body_bytes = body_bytes
         self._held_bytes = held_bytes
         self._run_timeout_s = run_timeout_s
-        self._callback_timeout_s = callback_timeout_s
-        self.pause = pause
+        self._targets = CallbackTargets(callback_targets)
+        self.callbacks = Callbacks(metrics, timeout_s=callback_timeout_s, held_bytes=held_bytes)
 
     @abstractmethod
     async def start(self) -> None:
@@ -74,11 +68,11 @@ class AsyncCalls(ABC):
         if call.rest is not None or len(call.body) > self.body_bytes:
             return 413, f"the body of an asynchronous call may have {self.body_bytes} bytes"
         callback = callback_of(call)
-        if callback and not _is_http(callback):
-            return 400, "X-Callback-Url takes an http or https address"
-        return None
+        refused = self._targets.refusal(callback) if callback else ""
+        return (400, refused) if refused else None
 
-    async def _run(self, call: Call) -> None:
+    async def _run(self, call: Call) -> asyncio.Task[None] | None:
+        """Run one call; the task that ends when its callback is over, or None where there is nothing to wait for."""
         begun_s, callback = time.perf_counter(), callback_of(call)
         try:
             async with asyncio.timeout(self._run_timeout_s):
@@ -86,8 +80,9 @@ class AsyncCalls(ABC):
         except TimeoutError:
             log.warning("asynchronous call %s was given up after %g s", call.call_id[:64], self._run_timeout_s)
             outcome, body = Outcome(504, []), b""
-        if callback:
-            await self._call_back(call, callback, outcome, body, time.perf_counter() - begun_s)
+        if not callback:
+            return None
+        return self.callbacks.send(_callback(call, callback, outcome, body, time.perf_counter() - begun_s))
 
     async def _ask(self, call: Call, *, keep: bool) -> tuple[Outcome, bytes]:
         """The reply and its whole body, which is read but not kept where nobody wants it."""
@@ -110,43 +105,6 @@ class AsyncCalls(ABC):
             outcome.release()
         return outcome, b"".join(parts)
 
-    async def _call_back(self, call: Call, url: str, outcome: Outcome, body: bytes, seconds: float) -> None:
-        answered = {
-            name.decode("latin-1"): value.decode("latin-1")
-            for name, value in outcome.headers
-            if name == b"content-type" or name.startswith(b"x-")
-        }
-        about_call = {
-            "X-Call-Id": call.call_id,
-            "X-Duration-Seconds": f"{seconds:f}",
-            "X-Function-Status": str(outcome.status),
-            "X-Function-Name": call.function,
-        }
-        for attempt in range(CALLBACK_TRIES):
-            if attempt:
-                await self.pause(FIRST_PAUSE_S * 4 ** (attempt - 1))
-            try:
-                status = await self._post(url, body, {**answered, **about_call})
-            except (aiohttp.ClientError, TimeoutError, ValueError) as error:  # ValueError: an address it cannot encode
-                log.warning("callback of call %s failed (%s)", call.call_id[:64], type(error).__name__)
-            else:
-                if status < 500:
-                    return
-        self._metrics.callback_failures += 1
-        log.error("callback of call %s was given up after %d tries", call.call_id[:64], CALLBACK_TRIES)
-
-    async def _post(self, url: str, body: bytes, headers: dict[str, str]) -> int:
-        """Status of the answer, whose head has to be there within one deadline for connecting, sending and reading: a
-        receiver that trickles holds neither a thread nor the shutdown."""
-        timeout = aiohttp.ClientTimeout(total=self._callback_timeout_s)
-        async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
-            session.post(
-                url, data=body, headers=headers, allow_redirects=False, skip_auto_headers=("Content-Type",)
-            ) as reply,
-        ):
-            return reply.status
-
 
 class AsyncQueue(AsyncCalls):
     """A queue in this process's memory: what is accepted is run before :meth:`close` returns, time allowing."""
@@ -164,7 +122,8 @@ class AsyncQueue(AsyncCalls):
         self._tasks = [asyncio.create_task(self._work()) for _ in range(self._workers)]
 
     async def close(self, timeout_s: float) -> None:
-        """Run what is queued, at most ``timeout_s`` long; logs what was dropped."""
+        """Run what is queued and send its callbacks, at most ``timeout_s`` long; logs what was dropped."""
+        end_s = time.monotonic() + timeout_s
         try:
             await asyncio.wait_for(self._queue.join(), timeout_s)
         except TimeoutError:
@@ -172,6 +131,7 @@ class AsyncQueue(AsyncCalls):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.callbacks.close(end_s - time.monotonic())
 
     async def put(self, call: Call) -> Refusal | None:
         refused = self._refusal(call)
@@ -205,10 +165,16 @@ def callback_of(call: Call) -> str:
     return next((value.decode("latin-1") for name, value in call.headers if name == CALLBACK), "")
 
 
-def _is_http(address: str) -> bool:
-    try:
-        parts = urlsplit(address)
-        _ = parts.port  # raises ValueError where it is no number
-    except ValueError:
-        return False
-    return parts.scheme in ("http", "https") and bool(parts.hostname)
+def _callback(call: Call, url: str, outcome: Outcome, body: bytes, seconds: float) -> Callback:
+    answered = {
+        name.decode("latin-1"): value.decode("latin-1")
+        for name, value in outcome.headers
+        if name == b"content-type" or name.startswith(b"x-")
+    }
+    about_call = {
+        "X-Call-Id": call.call_id,
+        "X-Duration-Seconds": f"{seconds:f}",
+        "X-Function-Status": str(outcome.status),
+        "X-Function-Name": call.function,
+    }
+    return Callback(call.call_id, url, {**answered, **about_call}, body)

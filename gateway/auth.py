@@ -1,6 +1,7 @@
-"""Basic auth on ``/system`` and ``/ui``; the feed's bearer token opens the replica feed, in which standbys are
-activated, and nothing else. Writes that a browser sends for another site's page are refused: the browser adds the
-password by itself, and a write may deploy a command."""
+"""Who may use ``/system`` and ``/ui``: programs with the password (basic auth), and the page's users with the cookie of
+a session, for which browsers are sent to the login form. The feed's bearer token opens the replica feed, in which
+standbys are activated, and nothing else. Writes that a browser sends for another site's page are refused: a browser
+adds cookie and password by itself, and a write may deploy a command."""
 
 from __future__ import annotations
 
@@ -9,41 +10,76 @@ import binascii
 import hmac
 from typing import Any
 
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
+from gateway.sessions import Sessions, session_of
 from gateway.settings import Credentials
 
 _SAFE = frozenset(("GET", "HEAD", "OPTIONS"))
 _FEED_PATHS = ("/system/replicas", "/system/targets")
+LOGIN = "/ui/login"
+_PAGE = b"x-smoe-page"
+"""Sent by the page's own requests; browsers send ``Sec-Fetch-Mode`` over TLS and to loopback only."""
+_OPEN_PATHS = (LOGIN, "/ui/style.css", "/ui/icon.svg")
+
+
+class Passwords:
+    """The user and password of the control API."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._user, self._password = credentials.user.encode(), credentials.password.encode()
+
+    def right(self, user: bytes, password: bytes) -> bool:
+        right_user = hmac.compare_digest(user, self._user)
+        return hmac.compare_digest(password, self._password) and right_user
 
 
 class Auth:
     """ASGI middleware."""
 
-    def __init__(self, app: Any, credentials: Credentials | None) -> None:
+    def __init__(self, app: Any, credentials: Credentials, sessions: Sessions) -> None:
         self._app = app
-        self._credentials = credentials
+        self._passwords = Passwords(credentials)
+        self._feed_token = credentials.feed_token.encode()
+        self._sessions = sessions
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if self._credentials is None or scope["type"] != "http" or self._allowed(scope, self._credentials):
+        if scope["type"] != "http" or self._allowed(scope):
             await self._app(scope, receive, send)
             return
-        headers = {"www-authenticate": 'Basic realm="Restricted"'}
-        await PlainTextResponse("invalid credentials", 401, headers)(scope, receive, send)
+        await _refusal(scope["path"], dict(scope["headers"]))(scope, receive, send)
 
-    def _allowed(self, scope: Any, credentials: Credentials) -> bool:
-        header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+    def _allowed(self, scope: Any) -> bool:
+        headers = dict(scope["headers"])
+        header = headers.get(b"authorization", b"")
+        if not header and scope["path"] in _OPEN_PATHS:
+            return True
+        if not header and (given := session_of(headers.get(b"cookie", b"").decode("latin-1"))):
+            return self._sessions.holds(given) and (scope["method"] in _SAFE or _same_site(headers))
         kind, _, value = header.partition(b" ")
         if kind.lower() == b"basic":
             try:
                 user, _, password = base64.b64decode(value, validate=True).partition(b":")
             except (binascii.Error, ValueError):
                 return False
-            right_user = hmac.compare_digest(user, credentials.user.encode())
-            return hmac.compare_digest(password, credentials.password.encode()) and right_user
+            return self._passwords.right(user, password)
         if kind.lower() == b"bearer" and scope["path"] in _FEED_PATHS:
-            return hmac.compare_digest(value.strip(), credentials.feed_token.encode())
+            return hmac.compare_digest(value.strip(), self._feed_token)
         return False
+
+
+def _same_site(headers: dict[bytes, bytes]) -> bool:
+    """Whether a browser says where a request comes from; :class:`SameSite` has looked at what it says."""
+    return b"sec-fetch-site" in headers or b"origin" in headers
+
+
+def _refusal(path: str, headers: dict[bytes, bytes]) -> Response:
+    """A browser that opens a page goes to the form, and never asks for the password by itself."""
+    if path.startswith("/ui") and b"text/html" in headers.get(b"accept", b""):
+        return RedirectResponse(LOGIN, 303)
+    browser = b"sec-fetch-mode" in headers or _PAGE in headers
+    challenge = {} if browser else {"www-authenticate": 'Basic realm="Restricted"'}
+    return PlainTextResponse("invalid credentials", 401, challenge)
 
 
 class SameSite:

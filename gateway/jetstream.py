@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -59,6 +60,7 @@ class JetStreamQueue(AsyncCalls):
         self._connecting = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
         self._busy: set[asyncio.Task[None]] = set()
+        self._settling: set[asyncio.Task[None]] = set()
         self._closing = False
         self._trouble = ""
 
@@ -74,6 +76,7 @@ class JetStreamQueue(AsyncCalls):
     async def close(self, timeout_s: float) -> None:
         """Calls that are not done in time go to another gateway."""
         self._closing = True
+        end_s = time.monotonic() + timeout_s
         idle = [task for task in self._tasks if task not in self._busy]
         for task in idle:
             task.cancel()
@@ -83,6 +86,9 @@ class JetStreamQueue(AsyncCalls):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.callbacks.close(end_s - time.monotonic())
+        if self._settling:
+            await asyncio.wait(set(self._settling), timeout=ANSWER_S)
         if self._client.is_connected or self._client.is_reconnecting:
             with suppress(*_TROUBLE):
                 await self._client.close()
@@ -185,16 +191,33 @@ class JetStreamQueue(AsyncCalls):
         self._metrics.async_pending += 1
         beating = asyncio.create_task(_beat(message))
         try:
-            await self._run(call)
-            await message.ack()
+            sending = await self._run(call)
         except asyncio.CancelledError:
+            beating.cancel()
             with suppress(*_TROUBLE):
                 await message.nak()
             raise
-        finally:
+        except BaseException:
             beating.cancel()
+            raise
+        finally:
             self._metrics.async_pending -= 1
             self._busy.discard(task)
+        if sending is None:
+            beating.cancel()
+            await message.ack()
+            return
+        settling = asyncio.create_task(_settle(message, sending, beating))  # this worker goes on meanwhile
+        self._settling.add(settling)
+        settling.add_done_callback(self._settling.discard)
+
+
+async def _settle(message: Msg, sending: asyncio.Task[None], beating: asyncio.Task[None]) -> None:
+    """Take a call from the stream once its callback is over; given back where this gateway ends before."""
+    await asyncio.wait({sending})
+    beating.cancel()
+    with suppress(*_TROUBLE):
+        await (message.nak() if sending.cancelled() else message.ack())
 
 
 async def _beat(message: Msg) -> None:

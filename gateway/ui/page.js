@@ -21,7 +21,8 @@ const text = (id, value) => { at(id).textContent = value; };
 const withUnit = (id, value, unit) => { const small = document.createElement("small"); small.textContent = ` ${unit}`; at(id).replaceChildren(value, small); };
 
 async function ask(path) {
-  const answer = await fetch(new URL(path, location.origin), { signal: AbortSignal.timeout(TIMEOUT_MS), cache: "no-store" });
+  const answer = await fetch(new URL(path, location.origin), { signal: AbortSignal.timeout(TIMEOUT_MS), cache: "no-store", headers: { "x-smoe-page": "1" } });
+  if (answer.status === 401) location.assign("login"); // the session has ended
   if (!answer.ok) throw new Error(`${path} answered ${answer.status}`);
   return answer.json();
 }

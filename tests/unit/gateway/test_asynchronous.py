@@ -156,7 +156,7 @@ async def test_callbacks_are_tried_again_with_pauses_and_a_bound(start: Starter)
     server = Receiver(500, 503)
     await server.listen()
     async with start() as running:
-        running.gateway.queue.pause = pause
+        running.gateway.queue.callbacks.pause = pause
         await running.deploy()
         await running.call("POST", "/async-function/f", X_Callback_Url=server.url)
         assert len([await server.next() for _ in range(3)]) == 3
@@ -181,7 +181,7 @@ async def test_a_receiver_that_trickles_has_one_deadline_for_the_whole_answer(st
     slow = FakeReplica("slow", trickle, lambda instance, text: None, 0, Replica("slow", "", "ready"))
     await slow.listen()
     async with start(callback_timeout_s=0.1) as running:
-        running.gateway.queue.pause = no_pause
+        running.gateway.queue.callbacks.pause = no_pause
         await running.deploy()
         await running.call("POST", "/async-function/f", X_Callback_Url=f"http://{slow.state.address}/")
         await running.until(lambda: running.gateway.metrics.callback_failures == 1)
