@@ -27,12 +27,13 @@ from moe.preset import byte_tokenizer
 from moe.reference import WholeModel
 from moe.split import split
 from tests.doubles.generation import generate
+from tests.parameters import some_fast
 from tests.unit.moe import tiny
 
 PROMPTS = ["Only the chosen experts", "see", "A sum does not mind its order"]
 
 
-@pytest.fixture(scope="module", params=["mixtral", "qwen3_moe", "olmoe", "gpt2", "llama"])
+@pytest.fixture(scope="module", params=some_fast(["mixtral", "gpt2", "qwen3_moe", "olmoe", "llama"], 2))
 def decoder(request: pytest.FixtureRequest, pipeline_of: Callable[[str], Path]) -> Path:
     return pipeline_of(request.param)
 
@@ -396,6 +397,7 @@ def test_many_at_once_on_two_instances_write_what_each_writes_alone(two_instance
     until_free(two_instances)
 
 
+@pytest.mark.slow
 def test_encoders_make_embeddings_and_no_text(bert: Path) -> None:
     wanted = WholeModel(bert).embed(["one", "two texts"])
     with LocalPipeline(bert) as pipeline:

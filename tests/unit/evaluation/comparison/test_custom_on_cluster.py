@@ -58,6 +58,7 @@ def test_every_result_distinguishes_measured_and_modelled(simulated: tuple[Path,
     assert "on the modelled cluster with cores of the profile" in text and "GPU shares modelled" in text
 
 
+@pytest.mark.slow
 def test_it_has_the_clusters_space_prices_and_segments(own: CustomPipeline, grid: Grid) -> None:
     workload = grid.workload_of(GROUP, 100.0)
     assert workload.space == ConfigurationSpace() and workload.host is None
@@ -66,6 +67,7 @@ def test_it_has_the_clusters_space_prices_and_segments(own: CustomPipeline, grid
     assert own.window_s == 30.0 and own.speed == 1.0 and own.name.endswith("-cluster")
 
 
+@pytest.mark.slow
 def test_the_learnt_policy_knows_the_shares(grid: Grid) -> None:
     workload = grid.workload_of(GROUP, 20.0)
     learnt = policy_of("smoe", workload, grid, GROUP)

@@ -66,6 +66,7 @@ def test_policies_of_a_group_meet_the_same_requests_and_other_seeds_meet_others(
     assert [run["policy"] for run in summaries] == [BOUND, "static", "hpa"] * 2
 
 
+@pytest.mark.slow
 def test_no_policy_that_keeps_the_slo_costs_less_than_the_bound(summaries: list[dict[str, Any]]) -> None:
     for found in runs_of(summaries):
         assert (found["busy_over_bound"] is not None) == found["binds"]["busy"]

@@ -99,6 +99,7 @@ def test_a_sweep_records_every_trial_and_leaves_files_for_each_workload_and_for_
         assert tomllib.loads((tmp_path / name).read_text()) == one.setting
 
 
+@pytest.mark.slow
 def test_a_sweep_that_was_stopped_simulates_nothing_twice(
     grid: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
