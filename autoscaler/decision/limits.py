@@ -85,7 +85,7 @@ def decide(
         now = present.get(function)
         desired = proposal.desired.get(function)
         reason = proposal.reasons.get(function, "")
-        if now is None or (desired is None and not reason):
+        if now is None or (desired is None and not reason):  # not deployed, or not the policy's to manage
             continue
         name = "_".join(node.id for node in nodes)
         why = _held(observation, desired, reason)
@@ -93,6 +93,7 @@ def decide(
             decisions.append(Decision(function, name, now, desired or now, now, why, ("no or old data",), valid=False))
             continue
         bound = bounds.get(function)
+        # Replicas that wait in vain for room are taken back even where the policy wants no change.
         if desired == now and (bound is None or now.replicas <= bound.replicas):
             decisions.append(Decision(function, name, now, desired, now, reason))
             continue
@@ -101,6 +102,7 @@ def decide(
         least = _Least(floors.get(function, 0), _used_mb(now, observed))
         target, hits = _limited(function, now, desired, needs[function], now_s, state, settings, bound, least)
         decisions.append(Decision(function, name, now, desired, target, reason, tuple(hits)))
+    # Last, as these weigh functions against each other: by what the limits of each one left of its growth.
     if settings.budget_per_hour is not None:
         decisions = within_budget(decisions, present, needs, settings.budget_per_hour, prices)
     if settings.capacity is not None:

@@ -236,8 +236,11 @@ def run_host(
         active = dispatch(node, rules, replicas, passes, meters, running, active, begin_s)
     control_s = control_at.min()
     while True:
+        # Every event changes who wants a core, so shares hold until the next event only.
         share = deal_out(rules, replicas, (line[WAITING] > 0) + (front[WAITING] > 0), running, active, given)
         slow = rules.overlap[min(max(line[INSIDE], 1), rules.overlap.size) - 1]
+        # Strictly sooner replaces, so what is at the window's end waits for the next window, and of events at one time
+        # changes go before completions, and arrivals come last.
         next_s, what = end_s, END
         if control_s < next_s:
             next_s, what = control_s, CONTROL
@@ -293,7 +296,7 @@ def run_host(
             request, active = finish_call(what, replicas, running, active, now_s)
             to_ingress(2 * (request * (nodes + 1) + served) + 1, rules, passes, meters, now_s)
             count_waiting(served, passes.queues[served, SIZE_OF], meters, now_s)
-        if served >= 0:
+        if served >= 0:  # only there a slot came free or a call came in
             active = dispatch(served, rules, replicas, passes, meters, running, active, now_s)
     for k in range(active):
         replicas.clock[running[0, k], LAST, running[1, k]] = end_s

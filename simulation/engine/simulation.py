@@ -130,6 +130,7 @@ class Simulation:
         count, size = len(self.nodes), requests.arrival_s.size
         segments = len(workload.segments)
         self._keys = np.array([kernel.stream_key(seed, kernel.SERVICE, node) for node in range(count)], dtype=np.uint64)
+        # Requests have one row of tokens for all segments, then one for each expert.
         self._source = np.array([max(0, node - segments + 1) for node in range(count)], dtype=np.int64)
         self._stages = self._lay_out()
         self._reached = np.zeros(size)
