@@ -7,7 +7,7 @@ workload.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from autoscaler.checked import Checked, FromOne, NotNegative, PositiveShare
-from autoscaler.contract import Configuration, Memory, NodeObservation, Observation, Policy, Proposal
+from autoscaler.contract import Configuration, Memory, NodeObservation, Observation, Policy, Proposal, Resources
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making
 from autoscaler.prices import Meter
@@ -67,6 +67,15 @@ class MakingSettings(LastWindowSettings):
     """Tokens of a mean request."""
 
 
+@dataclass(frozen=True)
+class Plan:
+    """Configurations of all experts' functions, or of none."""
+
+    functions: tuple[str, ...]
+    desired: Mapping[str, Configuration]
+    reason: str
+
+
 class LastWindowPolicy:
     """Configures all experts at once, or none where an expert's load is not known; other functions it leaves alone."""
 
@@ -77,8 +86,21 @@ class LastWindowPolicy:
         self._physics = Physics(workload, workload.tokens.most)
 
     def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal:
+        factor, room = self.settings.load_factor, self._physics.workload.expert_room
+        plan = self.plan(observation, self.settings.headroom, lambda node: factor, room)
+        return Proposal(plan.desired, dict.fromkeys(plan.functions, plan.reason), memory)
+
+    def plan(
+        self,
+        observation: Observation,
+        headroom: float,
+        load_factor: Callable[[str], float],
+        room: Resources | None,
+    ) -> Plan:
+        """The optimum for ``load_factor`` (of an expert's node id) times the calls of the observed window, within
+        ``headroom`` of what λ leaves the experts and, where there are walls, within ``room``."""
         physics = self._physics
-        functions = [node.function for layer in physics.layers for node in layer]
+        functions = tuple(node.function for layer in physics.layers for node in layer)
         tables: list[list[ExpertTable]] = []
         for layer, nodes in zip(physics.experts, physics.layers, strict=True):
             tables.append([])
@@ -87,34 +109,28 @@ class LastWindowPolicy:
                 load = None if node_observation is None else _load(node_observation)
                 if node_observation is None or load is None:
                     reason = f"no data: the load of {node.id} is not known, and all experts are planned together"
-                    return Proposal({}, dict.fromkeys(functions, reason), memory)
+                    return Plan(functions, {}, reason)
                 least = physics.least_memory(node, node_observation.peak_tokens or 0.0)
-                calls, alone_s = load[0] * self.settings.load_factor, _alone_s(rows, load[1])
+                calls, alone_s = load[0] * load_factor(node.id), _alone_s(rows, load[1])
                 window_s, meter = observation.window_s, self.settings.meter
                 tables[-1].append(expert_table(physics, rows, calls, alone_s, least, window_s, meter))
-        return self._planned(tables, self._outside_s(observation), functions, memory)
+        budget_s = headroom * max(0.0, physics.workload.slo_s - self._outside_s(observation))
+        return self._planned(Problem(tables, physics.space_arrays, room), budget_s, functions)
 
-    def _planned(
-        self, tables: list[list[ExpertTable]], outside_s: float, functions: list[str], memory: Memory
-    ) -> Proposal:
+    def _planned(self, problem: Problem, budget_s: float, functions: tuple[str, ...]) -> Plan:
         """Configurations of the optimum; where the budget cannot be met, of the fastest choice; where nothing serves,
         none."""
-        slo_s = self._physics.workload.slo_s
-        budget_s = self.settings.headroom * max(0.0, slo_s - outside_s)
-        problem = Problem(tables, self._physics.space_arrays, self._physics.workload.expert_room)
         enclosure = problem.enclose(budget_s)
         reason = f"optimum of the last window: {1000 * budget_s:.1f} ms for the experts"
         if not enclosure.feasible:
             enclosure = problem.quickest()
             reason = f"{1000 * budget_s:.1f} ms for the experts cannot be met: the fastest choice"
         if not enclosure.feasible:
-            return Proposal({}, dict.fromkeys(functions, "no configuration serves the last window's load"), memory)
+            return Plan(functions, {}, "no configuration serves the last window's load")
         numbers = np.concatenate(enclosure.numbers) if enclosure.numbers else np.zeros(0, np.int64)
         space = self._physics.workload.space
-        desired: Mapping[str, Configuration] = {
-            function: space[int(number)] for function, number in zip(functions, numbers, strict=True)
-        }
-        return Proposal(desired, dict.fromkeys(functions, reason), memory)
+        desired = {function: space[int(number)] for function, number in zip(functions, numbers, strict=True)}
+        return Plan(functions, desired, reason)
 
     def _outside_s(self, observation: Observation) -> float:
         """Mean seconds outside of experts: measured at the segments, by the queueing model where they were not."""
@@ -158,14 +174,19 @@ def make(making: Making) -> Policy:
     Raises SettingsError.
     """
     making_settings = making.settings_as(MakingSettings)
+    return LastWindowPolicy(workload_of(making, making_settings), making_settings)
+
+
+def workload_of(making: Making, making_settings: MakingSettings) -> Workload:
+    """What is planned with: seconds of calls by the settings, Φ, prices and λ of the controller. Raises
+    SettingsError."""
     workload = _workload(making, making_settings)
     if making.settings.slo_s is not None:
         workload = replace(workload, slo_s=making.settings.slo_s)
     space = making.limits.space
     if making_settings.profile and not making_settings.cluster:
         space = replace(space, gpu_shares=())
-    workload = replace(workload, space=space, prices=making.prices, alpha=making.limits.alpha)
-    return LastWindowPolicy(workload, making_settings)
+    return replace(workload, space=space, prices=making.prices, alpha=making.limits.alpha)
 
 
 def _workload(making: Making, making_settings: MakingSettings) -> Workload:

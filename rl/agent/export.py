@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from autoscaler.checked import from_table
 from rl.agent.actor import SisoActor
@@ -33,10 +33,7 @@ LIMIT_BYTES = 5_000_000
 
 
 def save(path: Path, actor: SisoActor, metadata: Mapping[str, Any]) -> None:
-    """Write the actor; ``metadata`` (JSON: who made it, how, from what) is stored next to it. Raises NetworkError.
-
-    Whole or not at all: it is written under another name in the same folder, and renamed.
-    """
+    """Write the actor; ``metadata`` (JSON: who made it, how, from what) is stored next to it. Raises NetworkError."""
     names = _names()
     for kind, size in (("node", actor.settings.node_features), ("pipeline", actor.settings.pipeline_features)):
         if size != len(names[kind]):
@@ -48,7 +45,12 @@ def save(path: Path, actor: SisoActor, metadata: Mapping[str, Any]) -> None:
         "features": names,
         "made": dict(metadata),
     }
-    tensors = {name: value.detach().contiguous() for name, value in actor.state_dict().items()}
+    write(path, actor, header)
+
+
+def write(path: Path, network: nn.Module, header: Mapping[str, Any]) -> None:
+    """The tensors of ``network`` and the JSON ``header``, whole or not at all."""
+    tensors = {name: value.detach().contiguous() for name, value in network.state_dict().items()}
     beside = path.with_name(path.name + ".part")
     save_file(tensors, beside, metadata={KEY: json.dumps(header, sort_keys=True)})
     beside.replace(path)
@@ -56,18 +58,21 @@ def save(path: Path, actor: SisoActor, metadata: Mapping[str, Any]) -> None:
 
 def load(path: Path) -> SisoActor:
     """The actor of a file, ready to decide. Raises NetworkError with what is wrong."""
-    header, tensors = _read(path)
-    for kind, names in _names().items():
-        stored = header["features"].get(kind)
-        if stored != names:
-            raise NetworkError(f"{path}: {_difference(kind, stored if isinstance(stored, list) else [], names)}")
+    header, tensors = read(path)
+    check_features(path, header, _names())
     try:
         # ``direct`` is not named in files from before it was a setting
         settings = {"direct": False} | without_retired(header["settings"])
         actor = new_actor(from_table(NetworkSettings, settings))
     except NetworkError as error:
         raise NetworkError(f"{path}: {error}") from error
-    wanted = actor.state_dict()
+    fill(path, actor, tensors)
+    return actor.eval().freeze()
+
+
+def fill(path: Path, network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Put the file's tensors into ``network``. Raises NetworkError where they are not its own."""
+    wanted = network.state_dict()
     wrong = sorted(set(wanted) ^ set(tensors))
     if wrong:
         verb = "misses" if wrong[0] in wanted else "has an unknown"
@@ -80,14 +85,21 @@ def load(path: Path) -> SisoActor:
             )
         if not bool(value.isfinite().all()):
             raise NetworkError(f"{path}: tensor {name} holds numbers that are not finite")
-    actor.load_state_dict(tensors)
-    return actor.eval().freeze()
+    network.load_state_dict(dict(tensors))
 
 
 def made(path: Path) -> dict[str, Any]:
     """What was stored next to the actor of a file when it was saved. Raises NetworkError."""
-    record: dict[str, Any] = _read(path)[0]["made"]
+    record: dict[str, Any] = read(path)[0]["made"]
     return record
+
+
+def check_features(path: Path, header: Mapping[str, Any], wanted: Mapping[str, list[str]]) -> None:
+    """Raises NetworkError where the file was trained on other numbers than ``wanted``."""
+    for kind, names in wanted.items():
+        stored = header["features"].get(kind)
+        if stored != names:
+            raise NetworkError(f"{path}: {_difference(kind, stored if isinstance(stored, list) else [], names)}")
 
 
 def _names() -> dict[str, list[str]]:
@@ -108,15 +120,16 @@ def _difference(kind: str, stored: list[str], names: list[str]) -> str:
     return f"it has {len(stored)} {kind} features, this version of the program {len(names)}; train it again"
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read(path: Path, file_format: str = FORMAT) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """(header, tensors) of an actor's file. Raises NetworkError."""
     if not path.is_file():
         raise NetworkError(f"{path} is not there; it is the file of a trained actor")
     try:
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get(KEY, "")
             header = json.loads(text) if text else {}
-            if not isinstance(header, dict) or header.get("format") != FORMAT:
-                raise NetworkError(f"{path} is not the file of an actor: it does not say {FORMAT} in its header")
+            if not isinstance(header, dict) or header.get("format") != file_format:
+                raise NetworkError(f"{path} is not the file of an actor: it does not say {file_format} in its header")
             if header.get("version") != VERSION:
                 raise NetworkError(f"{path} has version {header.get('version')}; this program reads {VERSION}")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping

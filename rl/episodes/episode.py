@@ -135,7 +135,12 @@ class Episode:
     def step(self, actions: NDArray[np.integer]) -> Outcome:
         """Decide all experts, ``actions [n, K, 4]`` (padding is not looked at), and simulate a window. Raises
         ValueError for a position outside Φ and once the episode has ended."""
-        self._order(self.encoder.configuration_index.configurations(actions))
+        return self.order(self.encoder.configuration_index.configurations(actions))
+
+    def order(self, desired: Mapping[str, Configuration]) -> Outcome:
+        """Decide by function, standbys included where the episode gives none itself, and simulate a window. Raises
+        ValueError once the episode has ended."""
+        self._order(desired)
         self.begin()
         return self.end()
 
@@ -200,6 +205,8 @@ class Episode:
         return cost
 
     def _with_standbys(self, configurations: Mapping[str, Configuration]) -> dict[str, Configuration]:
+        if self.burst is None:
+            return dict(configurations)
         return {name: replace(one, burst=self.burst) for name, one in configurations.items()}
 
     def end(self) -> Outcome:

@@ -92,12 +92,12 @@ class Encoder:
                 pipeline=pipeline[0],
                 present=self._present(configured),
                 least_memory=self._least_memory(loads[:, _AT["peak_tokens"]]),
-                room=self._room(observation),
+                room=self.room(observation),
             ),
             history,
         )
 
-    def _room(self, observation: Observation) -> Floats32 | None:
+    def room(self, observation: Observation) -> Floats32 | None:
         """[3] of the capacity that segments and ingress leave; None without one, and where they are not known."""
         others = [node.configuration for node in observation.nodes if node.kind != "expert"]
         if self.limits.capacity is None or any(configuration is None for configuration in others):

@@ -1,0 +1,126 @@
+"""What is decided of every expert: six numbers within -1 and 1, and what they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoscaler.capacity import replica_needs
+from autoscaler.contract import Burst, Configuration, Observation, Resources
+from evaluation.bound.last_window import LastWindowPolicy, LastWindowSettings
+from simulation.arrays import Floats
+from simulation.workloads.workload import Workload
+
+Actions = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One number: ``low`` at -1, ``high`` at 1, between them evenly or, where ``log``, by equal factors."""
+
+    name: str
+    low: float
+    high: float
+    log: bool = False
+
+    def value(self, action: Floats | Actions) -> Floats:
+        """``action`` within -1 and 1, any shape → values of the same shape."""
+        part = (np.clip(np.asarray(action, dtype=np.float64), -1.0, 1.0) + 1) / 2
+        if self.log:
+            return np.asarray(self.low * (self.high / self.low) ** part)
+        return np.asarray(self.low + (self.high - self.low) * part)
+
+    def action(self, value: float) -> float:
+        """The other way round, within -1 and 1."""
+        if self.log:
+            part = np.log(value / self.low) / np.log(self.high / self.low)
+        else:
+            part = (value - self.low) / (self.high - self.low)
+        return float(np.clip(2 * part - 1, -1.0, 1.0))
+
+
+AXES = (
+    Axis("load", 0.1, 3.0, log=True),
+    Axis("standbys", 0.0, 8.0),
+    Axis("headroom", 0.4, 1.6),
+    Axis("spare", 0.0, 1.6),
+    Axis("hold_s", 0.25, 8.0, log=True),
+    Axis("budget", 0.15, 1.0, log=True),
+)
+"""``load``: times its calls in the last window that are planned for; ``standbys``, ``headroom``, ``spare`` and
+``hold_s`` of :class:`functions.dispatch.activation.Burst`; ``budget``: part of what λ leaves the experts that their
+mean seconds may take, of which the mean over all experts counts."""
+NAMES = tuple(axis.name for axis in AXES)
+LOOK_BACK_S = 0.25
+"""Seconds of arrivals that activate standbys; fixed, as the shortest tried was the best at all settings."""
+
+
+def action_of(values: Mapping[str, float]) -> Actions:
+    """[6] float32 of ``values`` by :data:`NAMES`."""
+    return np.array([axis.action(values[axis.name]) for axis in AXES], dtype=np.float32)
+
+
+class Staffing:
+    """From actions of all experts to the configurations that are asked for, within the cluster."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._planner = LastWindowPolicy(workload, LastWindowSettings())
+        experts = workload.experts
+        self._place = {node.id: place for place, node in enumerate(experts)}
+        self._functions = [node.function for node in experts]
+
+    def desired(
+        self, observation: Observation, actions: Actions, priority: Floats, room: Resources | None
+    ) -> Mapping[str, Configuration]:
+        """Function → configuration with its standbys; empty where the last window's load is not known.
+
+        ``actions`` [experts, 6] and ``priority`` [experts] in the order of ``workload.experts``; ``room``: what the
+        cluster has for experts, None: anything. Where it has not enough for all standbys, they are granted one after
+        the other, the n-th of an expert at n over its ``priority``.
+        """
+        values = {axis.name: axis.value(actions[:, place]) for place, axis in enumerate(AXES)}
+        load = values["load"]
+        budget = float(values["budget"].mean())
+        plan = self._planner.plan(observation, budget, lambda node: float(load[self._place[node]]), room)
+        if not plan.desired:
+            return {}
+        planned = [plan.desired[function] for function in self._functions]
+        standbys = granted(np.rint(values["standbys"]).astype(int), planned, priority, room)
+        return {
+            function: replace(configuration, burst=_burst(int(standbys[place]), values, place))
+            for place, (function, configuration) in enumerate(zip(self._functions, planned, strict=True))
+        }
+
+
+def _burst(standbys: int, values: Mapping[str, Floats], place: int) -> Burst | None:
+    if not standbys:
+        return None
+    headroom, spare, hold_s = (round(float(values[name][place]), 3) for name in ("headroom", "spare", "hold_s"))
+    return Burst(standbys, headroom, spare, hold_s, LOOK_BACK_S)
+
+
+def granted(
+    wanted: NDArray[np.int64], configurations: list[Configuration], priority: Floats, room: Resources | None
+) -> NDArray[np.int64]:
+    """[experts] standbys that ``room`` has place for next to the replicas of ``configurations``; all with no walls."""
+    if room is None:
+        return wanted
+    needs = [replica_needs(configuration) for configuration in configurations]
+    left = np.array(room, dtype=np.float64)
+    for configuration, need in zip(configurations, needs, strict=True):
+        left -= configuration.replicas * np.array(need)
+    order = sorted(
+        (number / max(float(priority[place]), 1e-9), place)
+        for place, count in enumerate(wanted)
+        for number in range(1, int(count) + 1)
+    )
+    taken = np.zeros_like(wanted)
+    for _, place in order:
+        rest = left - np.array(needs[place])
+        if (rest >= -1e-9).all():
+            left = rest
+            taken[place] += 1
+    return taken

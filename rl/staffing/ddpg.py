@@ -1,0 +1,219 @@
+"""DDPG on the staffing environment, by stable-baselines3: its loop, its replay, its checkpoints.
+
+Three things are ours. The critic learns what the environment reports in parts (the cost of every expert, and P95
+against λ) and not their sum alone, so that of 48 experts each has a target of its own. Exploration noise is partly the
+same for all experts: what only all of them together bring about would be met by chance never. The discount is 0: a
+window's decision is in force within seconds and the next one may undo it, so Q is the window's own reward, and there
+are no target networks.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from stable_baselines3 import DDPG
+from stable_baselines3.common.buffers import DictReplayBuffer
+from stable_baselines3.common.noise import ActionNoise
+from stable_baselines3.common.policies import ContinuousCritic
+from stable_baselines3.common.type_aliases import Schedule
+from stable_baselines3.td3.policies import Actor, TD3Policy
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rl.agent.contract import Batch, Space, State
+from rl.agent.settings import NetworkSettings
+from rl.features import NODE_FEATURES, PIPELINE_FEATURES
+from rl.features.ranges import Ranges
+from rl.staffing.action import Actions
+from rl.staffing.networks import NUMBERS, StaffingActor, StaffingCritic
+from rl.staffing.risk import RiskSettings, risk
+
+Observations = dict[str, Tensor]
+
+
+def batch_of(space: Space, observed: Observations) -> Batch:
+    """States [B] from the environment's observations; what only Φ's masks need is not there."""
+    layers, width = space.mask.shape
+    states = len(observed["pipeline"])
+    none = torch.zeros(states, layers, width, 4, dtype=torch.long)
+    return Batch(
+        space,
+        observed["segments"].view(states, layers + 1, len(NODE_FEATURES)),
+        observed["experts"].view(states, layers, width, len(NODE_FEATURES)),
+        observed["pipeline"],
+        none,
+        none,
+    )
+
+
+class Drawn(NamedTuple):
+    """A minibatch."""
+
+    observations: Observations
+    actions: Tensor
+    """[B, n, K, 6]."""
+    costs: Tensor
+    """[B, n, K]."""
+    risks: Tensor
+    """[B]."""
+
+
+class OutcomeBuffer(DictReplayBuffer):
+    """The library's replay, with what the environment reports of each window: costs and P95 over λ."""
+
+    def __init__(self, *args: Any, experts: tuple[int, int], risks: RiskSettings, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.experts, self._settings = experts, risks
+        self.costs = np.zeros((self.buffer_size, self.n_envs, *experts), dtype=np.float32)
+        self.risks = np.zeros((self.buffer_size, self.n_envs), dtype=np.float32)
+
+    def add(self, *args: Any, **kwargs: Any) -> None:
+        infos = args[5] if len(args) > 5 else kwargs["infos"]
+        self.costs[self.pos] = [info["costs"] for info in infos]
+        self.risks[self.pos] = [risk(info["p95"], self._settings) for info in infos]
+        super().add(*args, **kwargs)
+
+    def ranges(self) -> Ranges:
+        """Of the features of all windows held."""
+        layers, width = self.experts
+        none = np.zeros((layers, width, 4), dtype=np.int16)
+        rows = {
+            name: rows_of[: self.size()].reshape(-1, rows_of.shape[-1]) for name, rows_of in self.observations.items()
+        }
+        return Ranges.of(
+            State(segments.reshape(layers + 1, -1), experts.reshape(layers, width, -1), pipeline, none, none)
+            for segments, experts, pipeline in zip(rows["segments"], rows["experts"], rows["pipeline"], strict=True)
+        )
+
+    def drawn(self, count: int, rng: np.random.Generator) -> Drawn:
+        """``count`` windows, each of those held equally likely."""
+        rows = rng.integers(0, self.size(), count)
+        envs = rng.integers(0, self.n_envs, count)
+        observed = {name: torch.from_numpy(rows_of[rows, envs]) for name, rows_of in self.observations.items()}
+        actions = torch.from_numpy(self.actions[rows, envs]).view(count, *self.experts, NUMBERS + 1)[..., :-1]
+        parts = (torch.from_numpy(values[rows, envs]) for values in (self.costs, self.risks))
+        return Drawn(observed, actions, *parts)
+
+
+class SharedNoise(ActionNoise):
+    """Gaussian, partly the same for all experts, partly for those of a layer, partly each one's own; none on
+    priorities. ``layers``, ``width``: of the action; the deviations are in the action's unit."""
+
+    def __init__(self, layers: int, width: int, deviations: tuple[float, float, float], seed: int) -> None:
+        super().__init__()
+        self._shape, self._deviations, self._rng = (layers, width), deviations, np.random.default_rng(seed)
+        self.share = 1.0
+        """Of the deviations; lowered as a run goes on."""
+
+    def __call__(self) -> NDArray[np.float32]:
+        layers, width = self._shape
+        whole, layer, own = (self.share * deviation for deviation in self._deviations)
+        noise = np.zeros((layers, width, NUMBERS + 1), dtype=np.float32)
+        noise[..., :-1] = (
+            self._rng.normal(0, whole, NUMBERS)
+            + self._rng.normal(0, layer, (layers, 1, NUMBERS))
+            + self._rng.normal(0, own, (layers, width, NUMBERS))
+        )
+        return noise.ravel()
+
+
+class ActorOfPolicy(Actor):
+    """The actor as the library calls it: actions and priorities of all experts, flat."""
+
+    def __init__(self, observed: Any, action: Any, space: Space, networks: NetworkSettings, start: Actions) -> None:
+        super().__init__(observed, action, [], nn.Identity(), 1)
+        self.mu = nn.Sequential()
+        self.space, self.network = space, StaffingActor(networks, start)
+
+    def forward(self, obs: Observations) -> Tensor:  # type: ignore[override]
+        staffed = self.network(batch_of(self.space, obs))
+        priority = (staffed.priority - 1).clamp(-1.0, 1.0)
+        return torch.cat((staffed.actions, priority.unsqueeze(-1)), -1).flatten(1)
+
+
+class CriticOfPolicy(ContinuousCritic):
+    """The critic's two parts are learnt by :meth:`StaffingDDPG.train`; as one number it is their negative sum."""
+
+    def __init__(self, observed: Any, action: Any, space: Space, networks: NetworkSettings) -> None:
+        super().__init__(observed, action, [], nn.Identity(), 1, n_critics=1)  # type: ignore[arg-type]
+        self.space, self.qf0 = space, StaffingCritic(networks)
+
+    def forward(self, obs: Observations, actions: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        layers, width = self.space.mask.shape
+        numbers = actions.view(len(actions), layers, width, NUMBERS + 1)[..., :-1]
+        judged = self.qf0(batch_of(self.space, obs), numbers)
+        return (-(judged.costs.sum((1, 2)) + judged.risk).unsqueeze(-1),)
+
+
+class StaffingPolicy(TD3Policy):
+    """The library's pair of networks."""
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Box,
+        lr_schedule: Schedule,
+        space: Space,
+        networks: NetworkSettings,
+        start: Actions,
+        **kwargs: Any,
+    ) -> None:
+        self.space, self.networks, self.start = space, networks, start
+        super().__init__(observation_space, action_space, lr_schedule, net_arch=[], **kwargs)
+
+    def make_actor(self, features_extractor: object = None) -> ActorOfPolicy:
+        return ActorOfPolicy(self.observation_space, self.action_space, self.space, self.networks, self.start)
+
+    def make_critic(self, features_extractor: object = None) -> CriticOfPolicy:
+        return CriticOfPolicy(self.observation_space, self.action_space, self.space, self.networks)
+
+
+class StaffingDDPG(DDPG):
+    """Deterministic policy gradient through a critic that learns costs and risk apart."""
+
+    actor_after = 100
+    """Updates of the critic alone at first."""
+    clip = 10.0
+
+    def train(self, gradient_steps: int, batch_size: int = 100) -> None:
+        assert isinstance(self.replay_buffer, OutcomeBuffer)
+        self.policy.set_training_mode(True)
+        rng = np.random.default_rng((self.seed or 0, self._n_updates))
+        actor, critic = self.actor, self.critic
+        assert isinstance(actor, ActorOfPolicy) and isinstance(critic, CriticOfPolicy)
+        losses: dict[str, list[float]] = {"cost": [], "risk": [], "actor": []}
+        for _ in range(gradient_steps):
+            drawn = self.replay_buffer.drawn(batch_size, rng)
+            batch = batch_of(critic.space, drawn.observations)
+            judged = critic.qf0(batch, drawn.actions)
+            of_cost = functional.mse_loss(judged.costs, drawn.costs) * judged.costs[0].numel()
+            of_risk = functional.huber_loss(judged.risk, drawn.risks)
+            self._step(critic, of_cost + of_risk)
+            losses["cost"].append(float(of_cost.detach()))
+            losses["risk"].append(float(of_risk.detach()))
+            self._n_updates += 1
+            if self._n_updates <= self.actor_after:
+                continue
+            staffed = actor.network(batch)
+            expected = critic.qf0(batch, staffed.actions)
+            loss = (expected.costs.sum((1, 2)) + expected.risk).mean()
+            self._step(actor, loss)
+            losses["actor"].append(float(loss.detach()))
+        for name, values in losses.items():
+            if values:
+                self.logger.record(f"train/{name}", float(np.mean(values)))
+
+    def _step(self, network: Any, loss: Tensor) -> None:
+        network.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(network.parameters(), self.clip)
+        network.optimizer.step()
+
+
+def networks_of(width: int, hidden: int) -> NetworkSettings:
+    """Sizes of actor and critic for states as they are encoded now."""
+    return NetworkSettings(len(NODE_FEATURES), len(PIPELINE_FEATURES), width=width, hidden=hidden)

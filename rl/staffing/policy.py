@@ -1,0 +1,162 @@
+"""The staffing policy in the controller: learnt (``--policy rl.staffing.policy:make``), or one rule for all experts
+(``:make_rule``), which is what it starts from and has to beat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from autoscaler.checked import NotNegative, Positive, PositiveShare
+from autoscaler.contract import Configuration, Memory, Observation, Policy, Proposal, Resources
+from autoscaler.errors import SettingsError
+from autoscaler.policies import Making
+from evaluation.bound.last_window import MakingSettings as PlannerSettings
+from evaluation.bound.last_window import workload_of
+from rl.agent.contract import Batch, Floats32
+from rl.agent.doubts import RANGES, Doubts
+from rl.agent.errors import NetworkError
+from rl.features import Encoder, calls_of
+from rl.features.ranges import Ranges
+from rl.staffing.action import AXES, NAMES, Actions, Staffing, action_of
+from rl.staffing.export import load
+from rl.staffing.networks import StaffingActor
+from simulation.arrays import Floats
+from simulation.workloads.workload import Workload
+
+
+class StaffingRule:
+    """The same six numbers for all experts in all windows: what a search can tune. Standbys go first to experts that
+    get many tokens."""
+
+    name = "staffing"
+
+    def __init__(self, workload: Workload, encoder: Encoder, values: Mapping[str, float]) -> None:
+        """``values``: by :data:`rl.staffing.action.NAMES`."""
+        self._workload, self._staffing, self.encoder = workload, Staffing(workload), encoder
+        self._actions = np.tile(action_of(values), (len(workload.experts), 1))
+
+    def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal:
+        shares = [getattr(observation.node(node.id), "token_share", None) for node in self._workload.experts]
+        priority = np.array([1.0 if share is None else share for share in shares])
+        room = self.encoder.room(observation)
+        return proposal(self._staffing, self._workload, observation, self._actions, priority, room, memory)
+
+
+class LearntStaffingPolicy:
+    """Six numbers of every expert from the actor, and its pointer's weights as priorities."""
+
+    name = "staffing-learnt"
+
+    def __init__(
+        self, actor: StaffingActor, workload: Workload, encoder: Encoder, ranges: Ranges | None = None
+    ) -> None:
+        self._actor, self._workload, self._staffing = actor.eval(), workload, Staffing(workload)
+        self.encoder, self._doubts = encoder, Doubts(encoder, ranges)
+
+    def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal:
+        if observation.stale or observation.requests is None:
+            why = observation.problems[0] if observation.problems else "the window's requests are not known"
+            held = {node.function: f"no data: {why}" for node in self._workload.experts}
+            return Proposal({}, held, memory)
+        state, history = self.encoder.encode(observation, memory)
+        actions, priority = decided(self._actor, self.encoder, Batch.of(self.encoder.space, [state]))
+        answer = proposal(self._staffing, self._workload, observation, actions, priority, state.room, history)
+        return replace(answer, doubt=self._doubts.sentence(state, observation))
+
+
+def decided(actor: StaffingActor, encoder: Encoder, batch: Batch) -> tuple[Actions, Floats]:
+    """[experts, 6] and [experts] in the order of the pass, for the one state of ``batch``."""
+    with torch.inference_mode():
+        staffed = actor(batch)
+    mask = encoder.configuration_index.mask
+    return staffed.actions[0].numpy()[mask], staffed.priority[0].numpy()[mask].astype(np.float64)
+
+
+def proposal(
+    staffing: Staffing,
+    workload: Workload,
+    observation: Observation,
+    actions: Actions,
+    priority: Floats,
+    room: Floats32 | None,
+    memory: Memory,
+) -> Proposal:
+    """What is asked for, each with the six numbers as the reason."""
+    desired: Mapping[str, Configuration] = staffing.desired(
+        observation, actions, priority, None if room is None else Resources(*map(float, room))
+    )
+    if not desired:
+        missing = "no data: the load of an expert is not known, and all are planned together"
+        return Proposal({}, {node.function: missing for node in workload.experts}, memory)
+    values = np.stack([axis.value(actions[:, place]) for place, axis in enumerate(AXES)], -1)
+    reasons = {
+        node.function: ", ".join(f"{name} {value:.2g}" for name, value in zip(NAMES, row, strict=True))
+        for node, row in zip(workload.experts, values, strict=True)
+    }
+    return Proposal(desired, reasons, memory)
+
+
+@dataclass(frozen=True)
+class RuleSettings(PlannerSettings):
+    """Keys of the rule's file: the planner's latency model, and the six numbers."""
+
+    title = "staffing"
+    load: Positive = 0.5
+    """Times its calls in the last window that replicas always run for."""
+    standbys: NotNegative = 4.0
+    """Replicas of every expert that wait."""
+    spare: NotNegative = 0.75
+    """z of the activation rule: replicas for each root of the work."""
+    activation_headroom: NotNegative = 1.0
+    """k of the activation rule: replicas for each replica's worth of work."""
+    hold_s: Positive = 3.0
+    """Seconds that an activated standby stays after it was wanted last."""
+    budget: PositiveShare = 0.8
+    """Part of what λ leaves the experts that a plan's mean seconds may take."""
+
+    @property
+    def values(self) -> dict[str, float]:
+        """By :data:`rl.staffing.action.NAMES`."""
+        mine = {name: getattr(self, name) for name in NAMES if name != "headroom"}
+        return {**mine, "headroom": self.activation_headroom}
+
+
+@dataclass(frozen=True)
+class LearntSettings(PlannerSettings):
+    """Keys of the learnt policy's file: the planner's latency model, and the actor."""
+
+    title = "staffing-learnt"
+    actor: str = ""
+    """File of the trained actor."""
+
+
+def make_rule(making: Making) -> Policy:
+    """For ``--policy rl.staffing.policy:make_rule``; settings in ``--policy-settings FILE``. Raises SettingsError."""
+    settings = making.settings_as(RuleSettings)
+    workload = workload_of(making, settings)
+    return StaffingRule(workload, _encoder(making, workload), settings.values)
+
+
+def make(making: Making) -> Policy:
+    """For ``--policy rl.staffing.policy:make``; settings in ``--policy-settings FILE``. Raises SettingsError."""
+    settings = making.settings_as(LearntSettings)
+    if making.settings.slo_s is None:
+        raise SettingsError("slo_s is None; the staffing policy decides for a latency target (--slo-ms)")
+    if not settings.actor:
+        raise SettingsError("actor is empty; name the file of a trained staffing actor")
+    try:
+        actor, made = load(Path(settings.actor))
+        ranges = Ranges.from_json(made[RANGES]) if RANGES in made else None
+    except (NetworkError, KeyError, ValueError, AttributeError, TypeError) as error:
+        raise SettingsError(f"staffing-learnt: {error}") from error
+    workload = workload_of(making, settings)
+    return LearntStaffingPolicy(actor, workload, _encoder(making, workload), ranges)
+
+
+def _encoder(making: Making, workload: Workload) -> Encoder:
+    limits = replace(making.limits, space=workload.space)
+    return Encoder(making.topology, limits, making.prices, workload.slo_s, calls_of(workload))

@@ -1,0 +1,232 @@
+"""Training of the staffing policy: hours, rounds of the library's DDPG, and the actor that did best on validation."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import islice, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.noise import VectorizedActionNoise
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from evaluation.provenance import code_sha256
+from rl.agent.doubts import RANGES
+from rl.episodes import Work
+from rl.staffing.action import action_of
+from rl.staffing.ddpg import ActorOfPolicy, OutcomeBuffer, SharedNoise, StaffingDDPG, StaffingPolicy, networks_of
+from rl.staffing.env import StaffingEnv
+from rl.staffing.export import save
+from rl.staffing.hours import HourSettings, episode, in_turn, works
+from rl.staffing.networks import StaffingActor
+from rl.staffing.risk import RiskSettings
+
+START = {"load": 0.5, "standbys": 4.0, "headroom": 1.0, "spare": 0.75, "hold_s": 3.0, "budget": 0.8}
+"""What is decided before anything was learnt: settings that keep λ in most hours."""
+BEST = "actor.safetensors"
+WARM_UP = 4
+"""Windows of an hour that are not judged."""
+
+
+@dataclass(frozen=True)
+class StaffingSettings:
+    """One run."""
+
+    hours: HourSettings = field(default_factory=HourSettings)
+    risks: RiskSettings = field(default_factory=RiskSettings)
+    start: dict[str, float] = field(default_factory=lambda: dict(START))
+    seed: int = 0
+    train_hours: int = 48
+    validation_rates: tuple[float, ...] = (20.0, 80.0)
+    validation_hours: int = 2
+    """Of every pattern at every rate."""
+    envs: int = 8
+    windows: int = 20_000
+    buffer: int = 20_000
+    batch: int = 64
+    updates: int = 3
+    """For each window of all environments."""
+    learning_rate: float = 5e-4
+    noise: tuple[float, float, float] = (0.3, 0.15, 0.2)
+    """Deviations that all experts share, those of a layer, and each one's own."""
+    final_noise: float = 0.4
+    """Part of the noise at the end."""
+    validate_every: int = 2000
+    width: int = 32
+    hidden: int = 48
+    most_violated: float = 0.03
+    """Share of windows over λ on validation hours from which an actor is not taken."""
+    price: float = 20.0
+    """Cost, in C_ref, of a share of all windows beyond that."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One validation hour under the actor."""
+
+    pattern: str
+    rate: float
+    cost: float
+    """Experts', in C_ref a window."""
+    judged: int
+    violated: int
+
+
+class Judge:
+    """Validation hours, and an actor's results on them."""
+
+    def __init__(self, settings: StaffingSettings, data: Path | None) -> None:
+        self.settings = settings
+        self.hours = [
+            work
+            for rate, pattern in product(settings.validation_rates, settings.hours.patterns)
+            if pattern != "slow" or rate == settings.validation_rates[0]  # slow hours are as busy as they are
+            for work in islice(
+                works(replace(settings.hours, patterns=(pattern,), mean_rps=(rate, rate)), "validation", 1, data),
+                settings.validation_hours,
+            )
+        ]
+
+    def judge(self, decide: Callable[[dict[str, Any]], np.ndarray[Any, Any]]) -> list[Judged]:
+        """All hours side by side, without noise. ``decide``: observations → actions, both with a row an hour."""
+        envs = [StaffingEnv(iter([episode(self.settings.hours, work)] * 2)) for work in self.hours]
+        rows = [env.reset()[0] for env in envs]
+        costs, over = [list[float]() for _ in envs], [list[bool]() for _ in envs]
+        going = list(range(len(envs)))
+        step = 1
+        while going:
+            stacked = {name: np.stack([rows[place][name] for place in going]) for name in rows[0]}
+            actions = decide(stacked)
+            ended = []
+            for place, action in zip(going, actions, strict=True):
+                rows[place], _, _, done, info = envs[place].step(action)
+                if step >= WARM_UP:
+                    costs[place].append(float(info["costs"].sum()))
+                    over[place] += [] if info["answered_p95"] is None else [info["answered_p95"] > 1]
+                if done:
+                    ended.append(place)
+            going = [place for place in going if place not in ended]
+            step += 1
+        return [
+            Judged(work.clip.pattern, work.clip.mean_rps, float(np.mean(cost)), len(broken), sum(broken))
+            for work, cost, broken in zip(self.hours, costs, over, strict=True)
+        ]
+
+    def score(self, results: Sequence[Judged]) -> tuple[float, float]:
+        """(score, share of windows over λ): mean cost, and the price of windows over λ beyond the allowed share."""
+        share = sum(one.violated for one in results) / max(1, sum(one.judged for one in results))
+        cost = float(np.mean([one.cost for one in results]))
+        return cost + self.settings.price * max(0.0, share - self.settings.most_violated), share
+
+
+class Learning(BaseCallback):
+    """Lowers the noise as the run goes on, validates, and keeps the best actor."""
+
+    def __init__(self, settings: StaffingSettings, judge: Judge, out: Path, report: Callable[[str], object]) -> None:
+        super().__init__()
+        self.settings, self.judge, self.out, self.report = settings, judge, out, report
+        self.curve: list[dict[str, Any]] = []
+        self.best = np.inf
+        self._next = 0
+        self._begun_s = time.process_time()
+
+    def _on_step(self) -> bool:
+        part = self.num_timesteps / self.settings.windows
+        assert isinstance(self.model, StaffingDDPG) and isinstance(self.model.action_noise, VectorizedActionNoise)
+        share = 1 - (1 - self.settings.final_noise) * min(1.0, part)
+        for noise in self.model.action_noise.noises:
+            assert isinstance(noise, SharedNoise)
+            noise.share = share
+        if self.num_timesteps >= self._next:
+            self._next += self.settings.validate_every
+            self.validate()
+        return True
+
+    def _on_training_end(self) -> None:
+        self.validate()
+
+    def validate(self) -> None:
+        results = self.judge.judge(lambda rows: self.model.predict(rows, deterministic=True)[0])
+        score, share = self.judge.score(results)
+        better = score < self.best
+        entry = {
+            "windows": self.num_timesteps,
+            "minutes": round((time.process_time() - self._begun_s) / 60, 2),
+            "score": round(score, 4),
+            "cost": round(float(np.mean([one.cost for one in results])), 4),
+            "violated": round(share, 4),
+            "best": better,
+            "hours": [asdict(one) for one in results],
+        }
+        self.curve.append(entry)
+        (self.out / "curve.json").write_text(json.dumps(self.curve, indent=1))
+        if better:
+            self.best = score
+            actor = self.model.policy.actor
+            assert isinstance(actor, ActorOfPolicy)
+            self._export(actor.network, entry)
+        self.report(
+            f"{entry['windows']} windows, {entry['minutes']} min: cost {entry['cost']}, over λ {100 * share:.1f} %"
+            + (", the best so far" if better else "")
+        )
+
+    def _export(self, actor: StaffingActor, entry: dict[str, Any]) -> None:
+        made = {"settings": asdict(self.settings), "code_sha256": code_sha256(__name__), "validation": entry}
+        buffer = self.model.replay_buffer  # type: ignore[attr-defined]
+        assert isinstance(buffer, OutcomeBuffer)
+        save(self.out / BEST, actor, made | {RANGES: buffer.ranges().as_json()})
+
+
+def _env(settings: StaffingSettings, hours: Sequence[Work], seed: int) -> StaffingEnv:
+    return StaffingEnv(in_turn(settings.hours, hours, seed), settings.risks)
+
+
+def train(
+    settings: StaffingSettings, out: Path, data: Path | None, report: Callable[[str], object] = lambda line: None
+) -> Learning:
+    """Train into the folder ``out``."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "settings.json").write_text(json.dumps(asdict(settings), indent=1))
+    torch.set_num_threads(1)
+    source = works(settings.hours, "train", settings.seed, data)
+    hours = [next(source) for _ in range(settings.train_hours)]
+    report(f"{len(hours)} hours of training")
+    judge = Judge(settings, data)
+    report(f"{len(judge.hours)} hours of validation")
+    envs = DummyVecEnv([partial(_env, settings, hours, 1000 * settings.seed + place) for place in range(settings.envs)])
+    first = envs.envs[0].unwrapped
+    assert isinstance(first, StaffingEnv)
+    space = first.episode.encoder.space
+    layers, width = space.mask.shape
+    model = StaffingDDPG(
+        StaffingPolicy,
+        envs,
+        learning_rate=settings.learning_rate,
+        buffer_size=settings.buffer,
+        learning_starts=0,
+        batch_size=settings.batch,
+        gamma=0.0,
+        train_freq=1,
+        gradient_steps=settings.updates,
+        action_noise=SharedNoise(layers, width, settings.noise, settings.seed),
+        replay_buffer_class=OutcomeBuffer,
+        replay_buffer_kwargs={"experts": (layers, width), "risks": settings.risks},
+        policy_kwargs={
+            "space": space,
+            "networks": networks_of(width=settings.width, hidden=settings.hidden),
+            "start": action_of(settings.start),
+        },
+        seed=settings.seed,
+        tensorboard_log=str(out / "tensorboard"),
+        device="cpu",
+    )
+    learning = Learning(settings, judge, out, report)
+    model.learn(settings.windows, callback=learning, progress_bar=False, log_interval=50)
+    return learning

@@ -1,0 +1,71 @@
+"""From six numbers of every expert to configurations and standbys within the cluster."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoscaler.capacity import total_needs
+from autoscaler.contract import Burst, Configuration, Resources
+from rl.staffing.action import AXES, NAMES, action_of, granted
+from rl.staffing.risk import RiskSettings, risk
+
+ONE = Configuration(128, 2.0, 0.0, 1, 4)
+
+
+@pytest.mark.parametrize("axis", AXES, ids=NAMES)
+def test_an_axis_ends_at_its_bounds_and_comes_back(axis) -> None:
+    assert axis.value(np.array([-1.0, 1.0])).tolist() == pytest.approx([axis.low, axis.high])
+    middle = float(axis.value(np.array(0.3)))
+    assert axis.low < middle < axis.high and axis.action(middle) == pytest.approx(0.3)
+
+
+def test_values_beyond_an_axis_are_taken_to_its_end() -> None:
+    values = {"load": 99.0, "standbys": -1.0, "headroom": 1.0, "spare": 0.8, "hold_s": 99.0, "budget": 1e-3}
+    assert action_of(values)[[0, 1, 4, 5]].tolist() == [1.0, -1.0, 1.0, -1.0]
+
+
+def test_standbys_go_to_the_expert_with_the_larger_priority_first() -> None:
+    wanted, room = np.array([4, 4]), Resources(cores=10.0, memory_mb=1e6)
+    # two replicas take 4 of 10 cores, so three standbys fit; at 3 to 1 all three come before the second's first
+    assert granted(wanted, [ONE, ONE], np.array([3.0, 1.0]), room).tolist() == [3, 0]
+    assert granted(wanted, [ONE, ONE], np.array([1.0, 1.0]), room).tolist() == [2, 1]
+
+
+def test_without_walls_all_are_granted() -> None:
+    assert granted(np.array([5, 0]), [ONE, ONE], np.ones(2), None).tolist() == [5, 0]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 8), st.integers(1, 6), st.integers(1, 3), st.floats(0, 5)), min_size=1, max_size=6
+    ),
+    st.floats(0, 60),
+)
+def test_what_is_granted_fits_and_nothing_more_of_one_size_would(rows, spare: float) -> None:
+    configurations = [Configuration(128, float(cores), 0.0, replicas, 1) for _, cores, replicas, _ in rows]
+    least = total_needs(configurations)
+    room = Resources(least.cores + spare, least.memory_mb + 1e6, 0.0)
+    wanted, priority = np.array([row[0] for row in rows]), np.array([row[3] for row in rows])
+    counts = granted(wanted, configurations, priority, room)
+    assert ((counts >= 0) & (counts <= wanted)).all()
+    ordered = [
+        Configuration(128, one.cpu_cores, 0.0, one.replicas, 1, Burst(int(count)))
+        for one, count in zip(configurations, counts, strict=True)
+    ]
+    left = room.cores - total_needs(ordered).cores
+    assert left >= -1e-6
+    assert all(
+        one.cpu_cores > left - 1e-6
+        for one, count, most in zip(configurations, counts, wanted, strict=True)
+        if count < most
+    )
+
+
+def test_risk_rises_steeply_around_the_slo_and_ends() -> None:
+    settings = RiskSettings()
+    assert [risk(part, settings) for part in (None, 0.5, 0.85)] == [0.0, 0.0, 0.0]
+    assert risk(1.0, settings) == pytest.approx(3.0) and risk(1.15, settings) == pytest.approx(6.0)
+    assert risk(2.0, settings) == pytest.approx(7.7) and risk(50.0, settings) == risk(500.0, settings)
