@@ -25,12 +25,14 @@ ELSEWHERE = {
     "last-window": "evaluation.bound.last_window:make",
     "faasconf": "rl.faasconf.policy:make",
     "janus": "autoscaler.policy.janus:make",
+    "staffing": "rl.staffing.policy:make_rule",
+    "staffing-learnt": "rl.staffing.policy:make",
 }
 """Policies with a name of their own that are loaded when one is chosen."""
 SHORT_NAMES = (*POLICY_NAMES, *ELSEWHERE)
 PLAN_NAMES = ("serverlessmoe", "constant", "constant-per-layer", "constant-per-expert")
 """Policies that hold a stored plan and nothing else."""
-LEARNT = ("smoe", "faasconf")
+LEARNT = ("smoe", "faasconf", "staffing-learnt")
 """Policies that came out of a simulator: where they misbehave, ``hpa`` takes over."""
 HPA_NAMES = ("hpa", "tuned-hpa", "openfaas")
 """Policies whose settings are HPA's."""
@@ -52,7 +54,7 @@ class ControllerSettings(Checked):
     """The pipeline's folder; only ``pipeline.json`` is read. [default: the state folder's]"""
     policy: Annotated[str, Flag(metavar="NAME")] = "hpa"
     """static, hpa, tuned-hpa, openfaas, kpa, keda, apa, slo-aware, elasticmoe, serverlessmoe, smoe, last-window,
-    faasconf, janus, or MODULE:MAKER (docs/policies.md)."""
+    faasconf, janus, staffing, staffing-learnt, or MODULE:MAKER (docs/policies.md)."""
     policy_settings: Annotated[Path | Mapping[str, Any] | None, Flag(file=True)] = None
     """TOML file with the policy's own settings (or the table that it would hold), and HPA's in [hpa] where it scales
     what another policy leaves alone or takes over from it; static and serverlessmoe have none."""

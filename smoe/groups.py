@@ -63,6 +63,9 @@ LAB = {
     "train": LazyCommand(
         "rl.train.commands", "train", "learn a scaling policy from traces, in the simulator", essential=TRAIN
     ),
+    "train-staffing": LazyCommand(
+        "rl.staffing.commands", "train_staffing", "learn capacity and standbys of every expert, in the simulator"
+    ),
     "fine-tune": LazyCommand(
         "rl.train.fine_tuning", "fine_tune", "let a trained agent learn from what a controller logged"
     ),

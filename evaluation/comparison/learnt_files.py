@@ -47,7 +47,15 @@ def _published(workload: str, settings: Mapping[str, Any]) -> Path | None:
     return published_actor(workload, str(settings.get("meter", DEFAULT_METER)))
 
 
-LEARNT: Mapping[str, Learnt] = {"faasconf": Learnt("weights", _of_family), "smoe": Learnt("actor", _published)}
+def _none(workload: str, settings: Mapping[str, Any]) -> Path | None:
+    return None
+
+
+LEARNT: Mapping[str, Learnt] = {
+    "faasconf": Learnt("weights", _of_family),
+    "smoe": Learnt("actor", _published),
+    "staffing-learnt": Learnt("actor", _none),
+}
 
 
 def learnt_file(policy: str, workload: str, settings: Path | None = None) -> Path | None:

@@ -20,7 +20,9 @@ from platform_words.memory import RuntimeMemory
 from simulation.workloads.custom import CLUSTER_CORE, CustomPipeline
 from simulation.workloads.workload import Workload
 
-PLANNING = frozenset(name for short in ("smoe", "last-window") for name in (short, ELSEWHERE[short]))
+PLANNING = frozenset(
+    name for short in ("smoe", "last-window", "staffing", "staffing-learnt") for name in (short, ELSEWHERE[short])
+)
 """Policies that know the seconds of a call, which a profile holds."""
 
 

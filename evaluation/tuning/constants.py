@@ -37,10 +37,13 @@ Steps = Callable[[Sequence[str], Deployment], Iterator[Configuration]]
 """Cheaper configurations for a group of functions of a deployment."""
 NAMES = ("constant", "constant-per-layer", "constant-per-expert")
 """Policies that hold such a plan, in order of freedom."""
-BURSTS = tuple(
-    Burst(standbys, headroom, 1.0, hold_s) for standbys, headroom, hold_s in product((1, 3), (1.0, 1.5), (2.0, 10.0))
+_AMPLE = ((1, 3), (1.0, 1.5), (2.0, 10.0))
+_LEAN = ((3, 5), (0.25, 0.75), (0.5, 3.0))
+BURSTS = (
+    *(Burst(standbys, headroom, 1.0, hold_s) for standbys, headroom, hold_s in product(*_AMPLE)),
+    *(Burst(standbys, 1.0, spare, hold_s, 0.25) for standbys, spare, hold_s in product(*_LEAN)),
 )
-"""Standbys that are tried."""
+"""Standbys that are tried: the second half with less to spare and a shorter hold, which were found to cost less."""
 
 
 @dataclass(frozen=True, eq=False)

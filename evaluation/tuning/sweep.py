@@ -70,12 +70,19 @@ CANDIDATES: Mapping[str, Sequence[Setting]] = {
         headroom=(1.0, 0.8, 0.6, 0.4, 0.3, 0.27, 0.25, 0.23, 0.21, 0.19, 0.17, 0.15), load_factor=(1.0, 2.0)
     ),
     "janus": _grid(headroom=(0.9, 0.7, 0.5), load_factor=(1.1, 1.6)),
+    "staffing": [
+        {**plan, "standbys": standbys, "spare": spare, "activation_headroom": headroom, "hold_s": hold_s}
+        for plan in _grid(load=(1.0, 0.5, 0.1), budget=(1.0, 0.5, 0.25))
+        for standbys in (4.0, 2.0, 6.0)
+        for spare, headroom in ((0.25, 0.8), (0.25, 1.0), (0.75, 1.0))
+        for hold_s in (3.0, 0.5)
+    ][::2],
 }
 
 
 _STANDBYS = [{"burst": asdict(burst)} for burst in BURSTS]
-_SOME_STANDBYS = [_STANDBYS[place] for place in (1, 2, 4, 7)]
-"""Each number of standbys, headroom and hold twice."""
+_SOME_STANDBYS = [_STANDBYS[place] for place in (1, 2, 4, 7, 8, 11, 13, 14)]
+"""Of each half every number of standbys, headroom or spare, and hold, twice."""
 
 
 def candidates_of(policy: str) -> Sequence[Setting]:

@@ -175,8 +175,8 @@ class StaffingPolicy(TD3Policy):
 class StaffingDDPG(DDPG):
     """Deterministic policy gradient through a critic that learns costs and risk apart."""
 
-    actor_after = 100
-    """Updates of the critic alone at first."""
+    actor_after = 600
+    """Updates of the critic alone at first: an actor that follows an untaught critic leaves the start for nothing."""
     clip = 10.0
 
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:

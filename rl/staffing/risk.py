@@ -20,7 +20,7 @@ class RiskSettings(Checked):
     """All in the unit of C_ref, the cost of a window."""
 
     title = "risk"
-    weight: Positive = 6.0
+    weight: Positive = 8.0
     """Of a window over λ."""
     begin: PositiveShare = 0.85
     """Part of λ from which it rises; ``weight`` is reached as far above λ."""
@@ -33,7 +33,7 @@ class RiskSettings(Checked):
 def risk(p95_over_slo: float | None, settings: RiskSettings) -> float:
     """At least 0; None, no request was judged: 0.
 
-    Worked example: at the defaults P95 = λ costs 3, 1.15 λ costs 6 and 2 λ costs 7.7.
+    Worked example: at a weight of 6 P95 = λ costs 3, 1.15 λ costs 6 and 2 λ costs 7.7.
     """
     if p95_over_slo is None:
         return 0.0

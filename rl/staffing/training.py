@@ -43,7 +43,7 @@ class StaffingSettings:
     risks: RiskSettings = field(default_factory=RiskSettings)
     start: dict[str, float] = field(default_factory=lambda: dict(START))
     seed: int = 0
-    train_hours: int = 48
+    train_hours: int = 80
     validation_rates: tuple[float, ...] = (20.0, 80.0)
     validation_hours: int = 2
     """Of every pattern at every rate."""
@@ -51,10 +51,12 @@ class StaffingSettings:
     windows: int = 20_000
     buffer: int = 20_000
     batch: int = 64
-    updates: int = 3
+    updates: int = 4
     """For each window of all environments."""
-    learning_rate: float = 5e-4
-    noise: tuple[float, float, float] = (0.3, 0.15, 0.2)
+    critic_rate: float = 1e-3
+    actor_rate: float = 1e-4
+    """Learning rates."""
+    noise: tuple[float, float, float] = (0.4, 0.15, 0.2)
     """Deviations that all experts share, those of a layer, and each one's own."""
     final_noise: float = 0.4
     """Part of the noise at the end."""
@@ -208,7 +210,7 @@ def train(
     model = StaffingDDPG(
         StaffingPolicy,
         envs,
-        learning_rate=settings.learning_rate,
+        learning_rate=settings.critic_rate,
         buffer_size=settings.buffer,
         learning_starts=0,
         batch_size=settings.batch,
@@ -227,6 +229,8 @@ def train(
         tensorboard_log=str(out / "tensorboard"),
         device="cpu",
     )
+    for group in model.actor.optimizer.param_groups:
+        group["lr"] = settings.actor_rate
     learning = Learning(settings, judge, out, report)
     model.learn(settings.windows, callback=learning, progress_bar=False, log_interval=50)
     return learning

@@ -65,7 +65,7 @@ def test_what_is_granted_fits_and_nothing_more_of_one_size_would(rows, spare: fl
 
 
 def test_risk_rises_steeply_around_the_slo_and_ends() -> None:
-    settings = RiskSettings()
+    settings = RiskSettings(weight=6.0)
     assert [risk(part, settings) for part in (None, 0.5, 0.85)] == [0.0, 0.0, 0.0]
     assert risk(1.0, settings) == pytest.approx(3.0) and risk(1.15, settings) == pytest.approx(6.0)
     assert risk(2.0, settings) == pytest.approx(7.7) and risk(50.0, settings) == risk(500.0, settings)

@@ -1,0 +1,73 @@
+"""``smoe lab train-staffing``: the staffing policy from traces, in the simulator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+from rich.console import Console
+
+from rl.staffing.hours import HourSettings
+from rl.staffing.training import BEST, StaffingSettings, train
+from simulation.workloads.paper import PAPER_WORKLOADS
+from simulation.workloads.worlds import World
+
+HOURS, SETTINGS = HourSettings(), StaffingSettings()
+
+
+@click.command("train-staffing")
+@click.option("--workload", type=click.Choice(PAPER_WORKLOADS), default=HOURS.workload, show_default=True)
+@click.option(
+    "--world", type=click.Choice(get_args(World)), default=HOURS.world, show_default=True, help="Cluster it runs on."
+)
+@click.option(
+    "--relative-slo",
+    type=click.FloatRange(1.0, 1e3, min_open=True),
+    default=HOURS.relative_slo,
+    show_default=True,
+    help="λ as so many times the P95 of steady requests with unlimited capacity.",
+)
+@click.option(
+    "--mean-rps",
+    type=(click.FloatRange(0.1, 1e4), click.FloatRange(0.1, 1e4)),
+    default=HOURS.mean_rps,
+    show_default=True,
+    metavar="LEAST MOST",
+    help="Mean requests per second of the hours.",
+)
+@click.option("--windows", type=click.IntRange(1, 10_000_000), default=SETTINGS.windows, show_default=True)
+@click.option("--hours", type=click.IntRange(1, 10_000), default=SETTINGS.train_hours, show_default=True)
+@click.option("--seed", type=click.IntRange(0, 10_000_000), default=SETTINGS.seed, show_default=True)
+@click.option(
+    "--traces",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    help="Folder of the public traces. [default: $SMOE_TRACES, else ../shared/traces if there]",
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/staffing"), show_default=True
+)
+def train_staffing(
+    workload: str, world: World, relative_slo: float, mean_rps: tuple[float, float], windows: int, hours: int,
+    seed: int, traces: Path | None, out: Path,
+) -> None:  # fmt: skip
+    """Learn how much capacity every expert has, and by which rule its standbys wake; keep the best actor.
+
+    Everything is simulated. Hours are of the train set; the actor is chosen on validation hours at 20 and 80 requests
+    a second. Writes actor.safetensors (setting `actor` of `--policy staffing-learnt`), curve.json, settings.json and
+    learning curves (tensorboard --logdir OUT/tensorboard).
+    """
+    chosen = StaffingSettings(
+        hours=HourSettings(workload=workload, world=world, relative_slo=relative_slo, mean_rps=mean_rps),
+        windows=windows,
+        train_hours=hours,
+        seed=seed,
+    )
+    console = Console(stderr=True)
+    learning = train(chosen, out, traces, console.print)
+    best: dict[str, Any] = next(entry for entry in reversed(learning.curve) if entry["best"])
+    click.echo(
+        f"{out / BEST}: after {best['windows']} windows, cost {best['cost']:.3f} of the reference, "
+        f"{100 * best['violated']:.1f} % of validation windows over λ"
+    )
