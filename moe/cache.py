@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from moe.errors import CacheFullError, CacheMissError
-from moe.families.attention import attend
+from moe.families.attention import attend, attend_causally
 from moe.families.packing import HOST, Packing
 
 PAGE_TOKENS = 16
@@ -189,7 +189,9 @@ class PagedPast:
         self._all = [_index(one, device) for one in places]
         """[B]: where those of all of a text's tokens are."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None) -> Tensor:
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None, sinks: Tensor | None
+    ) -> Tensor:
         """As :meth:`moe.families.packing.Past.attend`, ``[T, heads * head_dim]``."""
         keys, values = next(self._layers)  # [slots, Hk, D] each
         keys[self._new] = k
@@ -197,7 +199,10 @@ class PagedPast:
         parts = []
         texts = zip(q.split_with_sizes(list(self._lengths)), self.starts, self._all, strict=True)
         for one_q, start, slots in texts:
-            parts.append(_continued(one_q, keys[slots], values[slots], start, scale, window))
+            y = attend_causally(
+                one_q[None], keys[slots][None], values[slots][None], start, scale, window, sinks
+            )  # [1, t, H, D]
+            parts.append(y.reshape(one_q.shape[0], -1))
         return torch.cat(parts) if len(parts) > 1 else parts[0]  # [T, H*D]
 
 
@@ -218,30 +223,6 @@ def _index(places: range | Tensor, device: torch.device) -> slice | Tensor:
     return slice(places.start, places.stop) if isinstance(places, range) else places.to(device)
 
 
-def _continued(q: Tensor, k: Tensor, v: Tensor, start: int, scale: float | None, window: int | None) -> Tensor:
-    """Tokens ``start …`` of one text, ``q [t, H, D]``, over all its ``k, v [start + t, Hk, D]``; ``[t, H*D]``."""
-    count = q.shape[0]
-    first = max(0, start - window + 1) if window is not None else 0  # what lies before, no new token sees
-    k, v = k[first:], v[first:]
-    mask = None
-    if count > 1 and (start or window is not None):
-        place = torch.arange(start, start + count, device=q.device)[:, None]  # [t, 1]
-        keys = torch.arange(first, start + count, device=q.device)  # [S]
-        mask = keys <= place  # [t, S]
-        if window is not None:
-            mask &= keys > place - window
-    y = torch.nn.functional.scaled_dot_product_attention(
-        q.transpose(0, 1)[None],
-        k.transpose(0, 1)[None],
-        v.transpose(0, 1)[None],
-        attn_mask=mask,
-        is_causal=mask is None and count > 1,
-        scale=scale,
-        enable_gqa=q.shape[1] != k.shape[1],
-    )  # [1, H, t, D]
-    return y[0].transpose(0, 1).reshape(count, -1)
-
-
 class ShapeRecorder:
     """A past that keeps nothing and notes what each attention would keep."""
 
@@ -249,8 +230,10 @@ class ShapeRecorder:
         self.starts: Sequence[int] = (0,)
         self.shapes: list[KvShape] = []
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None) -> Tensor:
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None, sinks: Tensor | None
+    ) -> Tensor:
         """As :meth:`moe.families.packing.Past.attend`, of one text without a past: ``[T, heads * head_dim]``."""
         self.shapes.append(KvShape(tuple(k.shape[1:]), tuple(v.shape[1:]), k.dtype))
         packing = Packing([q.shape[0]], q.device)
-        return attend(q, k, v, packing, packing, causal=True, scale=scale, window=window)
+        return attend(q, k, v, packing, packing, causal=True, scale=scale, window=window, sinks=sinks)

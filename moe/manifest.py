@@ -40,6 +40,7 @@ Family = Literal[
     "granitemoe",
     "phimoe",
     "glm4_moe",
+    "gpt_oss",
     "roberta",
     "distilbert",
 ]

@@ -52,6 +52,7 @@ FAMILIES = {
     "granitemoe": rope,
     "phimoe": rope,
     "glm4_moe": rope,
+    "gpt_oss": rope,
 }
 PER_TEXT = ("lengths", "memory_lengths", "embedding", *CACHED)
 PER_MEMORY_TOKEN = ("memory",)

@@ -127,8 +127,8 @@ class GgufSource:
     def has(self, name: str) -> bool:
         return name in self._tensors
 
-    def get(self, name: str, *shape: int) -> Tensor:
-        """The tensor ``[*shape]`` in float32, dequantised. Raises CheckpointError."""
+    def get(self, name: str, *shape: int, row: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor ``[*shape]``, or one row of it, in float32, dequantised. Raises CheckpointError."""
         tensor = self._tensors.get(name)
         if tensor is None:
             raise CheckpointError(f"{self.where}: tensor {name!r} is missing.")
@@ -142,7 +142,9 @@ class GgufSource:
         result = torch.from_numpy(np.array(values, dtype=np.float32))
         if name.endswith("self_attn.q_proj.weight"):
             return halves(result, self.config["num_attention_heads"])
-        return halves(result, self.config["num_key_value_heads"]) if name.endswith("k_proj.weight") else result
+        if name.endswith("k_proj.weight"):
+            return halves(result, self.config["num_key_value_heads"])
+        return result if row is None else result[row]
 
     @property
     def chat_template(self) -> str | None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-from torch import Tensor
-
 from moe.checkpoints.reader import NodeTensors
 from moe.checkpoints.rope import RopeTensors, mixture_of, numbers_of
 from moe.checkpoints.source import Fields, Source
@@ -51,8 +49,8 @@ class GraniteReader(RopeTensors):
     def expert(self, layer: int, expert: int) -> NodeTensors:
         n, name = self.architecture, _moe(self.architecture["moe_layers"][layer])
         d, inner = n["hidden_size"], n["ffn_size"]
-        gate_up: Tensor = self.source.get(f"{name}input_linear.weight", self.experts, 2 * inner, d)[expert]
-        down: Tensor = self.source.get(f"{name}output_linear.weight", self.experts, d, inner)[expert]
+        gate_up = self.source.get(f"{name}input_linear.weight", self.experts, 2 * inner, d, row=expert)
+        down = self.source.get(f"{name}output_linear.weight", self.experts, d, inner, row=expert)
         return {"gate_up.weight": gate_up, "down.weight": down.float() * self.residual}
 
 

@@ -9,6 +9,7 @@ from typing import cast
 from moe.checkpoints.bert import ROBERTA, Bert2BertReader, BertReader
 from moe.checkpoints.deepseek import DeepseekReader
 from moe.checkpoints.gpt2 import Gpt2Reader
+from moe.checkpoints.gpt_oss import GptOssReader
 from moe.checkpoints.granite import GraniteReader
 from moe.checkpoints.llama import LlamaReader
 from moe.checkpoints.reader import DenseReader, NativeReader
@@ -34,6 +35,7 @@ NATIVE: dict[str, Callable[[Source], NativeReader]] = {
     "granitemoe": GraniteReader,
     "phimoe": RopeReader,
     "glm4_moe": DeepseekReader,
+    "gpt_oss": GptOssReader,
 }
 
 

@@ -33,6 +33,8 @@ class Variant:
     window: Literal["none", "key", "flag"] = "none"
     """Whether ``sliding_window`` counts: never, always, or by ``use_sliding_window``."""
     default_window: int | None = None
+    alternating: bool = False
+    """Default of ``layer_types``: the window in every other layer, from the first on."""
     full_layers: int | None = None
     """Default of ``max_window_layers``, the first layers without a window; None: that key changes nothing."""
     parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
@@ -47,6 +49,7 @@ VARIANTS: dict[Family, Variant] = {
     "olmoe": Variant(4096, eps=1e-5, qk_norm="full", bias="flag", window="key"),
     "granitemoe": Variant(2048, bias="flag"),
     "phimoe": Variant(131072, 1e6, 1e-5, bias="flag", window="key", parts=("w1", "w3", "w2"), layer_norms=True),
+    "gpt_oss": Variant(131072, 1.5e5, 1e-5, bias="flag", window="key", default_window=128, alternating=True),
     "glm4_moe": Variant(131072, eps=1e-5, bias="qkv-flag", turning=0.5),
     "llama": Variant(2048, bias="flag"),
     "mistral": Variant(131072, window="key", default_window=4096),
@@ -65,6 +68,12 @@ def numbers_of(fields: Fields, *families: Family) -> tuple[Family, dict[str, Any
         raise CheckpointError(
             f"{fields.where}: architecture {names[0]!r} is no language model; of {family} supported is the causal one."
         )
+    packing = fields.get("quantization_config")
+    if packing and not (family == "gpt_oss" and packing.get("quant_method") == "mxfp4"):
+        method = packing.get("quant_method") if isinstance(packing, dict) else packing
+        raise CheckpointError(
+            f"{fields.where}: the weights are quantised ({method}); read are float32, bfloat16 and float16."
+        )
     variant = VARIANTS[family]
     hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     layers = fields.count("num_hidden_layers")
@@ -82,8 +91,9 @@ def numbers_of(fields: Fields, *families: Family) -> tuple[Family, dict[str, Any
         "eps": fields.number("rms_norm_eps", variant.eps),
         "max_positions": fields.count("max_position_embeddings", variant.positions),
         "qk_norm": variant.qk_norm,
-        "attention_bias": variant.bias == "qkv" or ("flag" in variant.bias and fields.flag("attention_bias", False)),
-        "sliding_window": sliding_window(fields, variant, layers),
+        "attention_bias": variant.bias == "qkv"
+        or ("flag" in variant.bias and fields.flag("attention_bias", family == "gpt_oss")),
+        **windows(fields, variant, layers),
         "clip_qkv": None,
         "moe_layers": list(range(layers)),
     }
@@ -109,7 +119,7 @@ def mixture_of(fields: Fields, family: Family, numbers: dict[str, Any]) -> tuple
             break
     else:
         raise CheckpointError(f"{fields.where}: config names no number of experts (num_local_experts, num_experts).")
-    fixed = family in ("mixtral", "granitemoe", "phimoe")
+    fixed = family in ("mixtral", "granitemoe", "phimoe", "gpt_oss")
     normalise = fixed or fields.flag("norm_topk_prob", False)
     top_k = fields.count("num_experts_per_tok", 2 if fixed else None)
     router = Router(top_k, "softmax-topk", normalise)
@@ -122,28 +132,37 @@ def mixture_of(fields: Fields, family: Family, numbers: dict[str, Any]) -> tuple
     return router, experts
 
 
-def sliding_window(fields: Fields, variant: Variant, layers: int) -> int | None:
-    """Tokens a token may see, itself included; None: all. Layers that differ in it are refused."""
+def windows(fields: Fields, variant: Variant, layers: int) -> dict[str, Any]:
+    """``sliding_window``, the tokens a token may see, itself included (None: all), and where only some layers have it
+    ``window_layers``. Raises CheckpointError."""
+    none: dict[str, Any] = {"sliding_window": None}
     if variant.window == "none":
-        return None
+        return none
     default = None if "sliding_window" in fields.config else variant.default_window
     kinds = fields.get("layer_types", [])
     if variant.window == "flag" and not fields.flag("use_sliding_window", False):
         fields.get("sliding_window")
-        return None
+        return none
     if fields.get("sliding_window", default) is None:
-        return None
+        return none
     if not kinds and variant.full_layers is not None:
         full = fields.get("max_window_layers", variant.full_layers)
         if not isinstance(full, int):
             raise CheckpointError(f"{fields.where}: config key 'max_window_layers' must be a whole number.")
         kinds = ["full_attention" if layer < full else "sliding_attention" for layer in range(layers)]
-    if not isinstance(kinds, list) or len(set(kinds)) > 1:
+    if not kinds:
+        kinds = [
+            "full_attention" if variant.alternating and layer % 2 else "sliding_attention" for layer in range(layers)
+        ]
+    if not isinstance(kinds, list) or len(kinds) != layers or {*kinds} - {"full_attention", "sliding_attention"}:
         raise CheckpointError(
-            f"{fields.where}: some layers have a sliding window and others none (layer_types, max_window_layers); "
-            "supported is the same in all layers."
+            f"{fields.where}: config key 'layer_types' must name full_attention or sliding_attention for each layer."
         )
-    return None if kinds[:1] == ["full_attention"] else fields.count("sliding_window", default)
+    chosen = [layer for layer, kind in enumerate(kinds) if kind == "sliding_attention"]
+    if not chosen:
+        return none
+    window = {"sliding_window": fields.count("sliding_window", default)}
+    return window if len(chosen) == layers else {**window, "window_layers": chosen}
 
 
 def moe_layers(fields: Fields, layers: int) -> list[int]:
@@ -283,5 +302,5 @@ class RopeReader(RopeTensors):
     def _fused(self, name: str, expert: int) -> tuple[Tensor, Tensor]:
         n = self.architecture
         d, inner = n["hidden_size"], n["ffn_size"]
-        gate_up = self.source.get(f"{name}gate_up_proj", self.experts, 2 * inner, d)[expert]
-        return gate_up, self.source.get(f"{name}down_proj", self.experts, d, inner)[expert]
+        gate_up = self.source.get(f"{name}gate_up_proj", self.experts, 2 * inner, d, row=expert)
+        return gate_up, self.source.get(f"{name}down_proj", self.experts, d, inner, row=expert)

@@ -26,9 +26,9 @@ class Source(Protocol):
 
     def has(self, name: str) -> bool: ...
 
-    def get(self, name: str, *shape: int) -> Tensor:
-        """The tensor of exactly this shape ``[*shape]``, as stored. Raises CheckpointError when missing or of another
-        shape.
+    def get(self, name: str, *shape: int, row: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor of exactly this shape ``[*shape]``, as stored; with ``row`` only that part of its first axis.
+        ``dtype`` None: any floating one of 16 bits or more. Raises CheckpointError when missing or otherwise.
         """
 
 
@@ -71,18 +71,22 @@ class FolderSource:
     def has(self, name: str) -> bool:
         return name in self._files
 
-    def get(self, name: str, *shape: int) -> Tensor:
+    def get(self, name: str, *shape: int, row: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
         if name not in self._files:
             raise CheckpointError(f"{self.folder}: tensor {name!r} is missing.")
         try:
-            tensor: Tensor = self._reader(self._files[name], self._open).get_tensor(name)
+            stored = self._reader(self._files[name], self._open).get_slice(name)
+            found = tuple(stored.get_shape())
+            if found != shape:
+                raise CheckpointError(
+                    f"{self.folder}: tensor {name!r} has shape {list(found)}, config.json implies {list(shape)}."
+                )
+            tensor: Tensor = stored[:] if row is None else stored[row]
         except SafetensorError as error:
             raise CheckpointError(f"{self._files[name]}: tensor {name!r} cannot be read ({error}).") from error
-        if tuple(tensor.shape) != shape:
-            raise CheckpointError(
-                f"{self.folder}: tensor {name!r} has shape {list(tensor.shape)}, config.json implies {list(shape)}."
-            )
-        if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
+        if dtype is not None and tensor.dtype != dtype:
+            raise CheckpointError(f"{self.folder}: tensor {name!r} is {tensor.dtype}, not {dtype}.")
+        if dtype is None and (not tensor.is_floating_point() or tensor.dtype.itemsize < 2):
             raise CheckpointError(f"{self.folder}: tensor {name!r} is {tensor.dtype}; quantised weights are not read.")
         return tensor
 
@@ -103,7 +107,7 @@ class SeededSource:
     def has(self, name: str) -> bool:
         return "experts.gate_up_proj" not in name
 
-    def get(self, name: str, *shape: int) -> Tensor:
+    def get(self, name: str, *shape: int, row: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
         last = name.rsplit(".", 1)[-1]
         if len(shape) == 1:
             return torch.zeros(shape) if "bias" in last else torch.ones(shape)

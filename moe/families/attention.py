@@ -26,64 +26,83 @@ def attend(
     causal: bool,
     scale: float | None = None,
     window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Softmax attention of every text with itself (or, with other ``keys``, with its memory).
 
     ``q: [T, heads, head_dim]``, ``k, v: [S, kv_heads, head_dim]``; kv heads are shared by groups of query heads.
     ``scale`` None: 1/sqrt(head_dim). ``window``: a token sees itself and the ``window - 1`` tokens before it.
-    Causal attention of texts with a past goes on from there. Returns ``[T, heads * head_dim]``.
+    ``sinks [heads]``: what each head's softmax counts for nothing (GPT-OSS); these two only where ``causal``, which
+    goes on from a text's past. Returns ``[T, heads * head_dim]``.
     """
     if causal and queries.past is not None:
-        return queries.past.attend(q, k, v, scale, window)
-    if window is not None and window >= keys.longest:
-        window = None
+        return queries.past.attend(q, k, v, scale, window, sinks)
     if queries.even and keys.even:
-        texts = queries.texts
-        y = _product(
-            q.view(texts, queries.longest, *q.shape[1:]),  # [B, L, H, D]
-            k.view(texts, keys.longest, *k.shape[1:]),
-            v.view(texts, keys.longest, *v.shape[1:]),
-            _band(queries.longest, window, q.device) if window is not None else None,
-            causal and window is None,
-            scale,
+        batches = [
+            (
+                q.view(queries.texts, queries.longest, *q.shape[1:]),  # [B, L, H, D]
+                k.view(queries.texts, keys.longest, *k.shape[1:]),
+                v.view(queries.texts, keys.longest, *v.shape[1:]),
+            )
+        ]
+    else:
+        parts = (
+            q.split_with_sizes(queries.lengths),
+            k.split_with_sizes(keys.lengths),
+            v.split_with_sizes(keys.lengths),
         )
-        return y.reshape(q.shape[0], -1)  # [T, H*D]
-    return _one_by_one(q, k, v, queries, keys, causal, scale, window)
+        batches = [(one_q[None], one_k[None], one_v[None]) for one_q, one_k, one_v in zip(*parts, strict=True)]
+    answers = []
+    for batch in batches:
+        y = (
+            attend_causally(*batch, 0, scale, window, sinks) if causal else _product(*batch, None, False, scale)
+        )  # [B, L, H, D]
+        answers.append(y.reshape(y.shape[0] * y.shape[1], -1))
+    return answers[0] if len(answers) == 1 else torch.cat(answers)  # [T, H*D]
 
 
-def _one_by_one(
+def attend_causally(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    queries: Packing,
-    keys: Packing,
-    causal: bool,
+    start: int,
     scale: float | None,
     window: int | None,
+    sinks: Tensor | None,
 ) -> Tensor:
-    lists = zip(
-        q.split_with_sizes(queries.lengths),
-        k.split_with_sizes(keys.lengths),
-        v.split_with_sizes(keys.lengths),
-        strict=True,
-    )
-    parts = []
-    for one_q, one_k, one_v in lists:
-        band = _band(one_q.shape[0], window, q.device) if window is not None else None
-        y = _product(one_q[None], one_k[None], one_v[None], band, causal and band is None, scale)  # [1, t, H, D]
-        parts.append(y.reshape(one_q.shape[0], -1))  # [t, H*D]
-    return torch.cat(parts)  # [T, H*D]
+    """Tokens ``start …`` of equally long texts, ``q [B, t, H, D]``, over all of theirs so far, ``k, v [B, start + t,
+    Hk, D]``; ``[B, t, H, D]``. The rest as in ``attend``."""
+    count, width = q.shape[1], v.shape[-1]
+    first = max(0, start - window + 1) if window is not None else 0  # what lies before, no new token sees
+    k, v = k[:, first:], v[:, first:]
+    narrow = window is not None and window < start + count
+    mask = None
+    if count > 1 and (start or narrow or sinks is not None):
+        place = torch.arange(start, start + count, device=q.device)[:, None]  # [t, 1]
+        seen = torch.arange(first, start + count, device=q.device)  # [S]
+        mask = seen <= place  # [t, S]
+        if window is not None:
+            mask &= seen > place - window
+    if sinks is not None:
+        scale = scale or q.shape[-1] ** -0.5
+        q, k, v = _with_sinks(q, k, v, sinks / scale)
+        mask = F.pad(mask, (1, 0), value=True) if mask is not None else None
+    return _product(q, k, v, mask, mask is None and count > 1, scale)[..., :width]
 
 
-def _band(length: int, window: int, device: torch.device) -> Tensor:
-    """``[length, length]`` bool: query i may see key j when ``i - window < j <= i``."""
-    full = torch.ones(length, length, dtype=torch.bool, device=device)
-    return full.tril() & full.triu(1 - window)
+def _with_sinks(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A key in front of all others whose product with a query of head h is ``sinks[h]`` and whose value is nothing.
+
+    It lies on an axis of its own, so no mask of every head is needed.
+    """
+    q = torch.cat((q, sinks.to(q.dtype)[:, None].expand(*q.shape[:-1], 1)), -1)  # [B, t, H, D + 1]
+    k, v = F.pad(k, (0, 1, 0, 0, 1, 0)), F.pad(v, (0, 1, 0, 0, 1, 0))  # [B, 1 + S, Hk, D + 1]
+    k[:, 0, :, -1] = 1.0
+    return q, k, v
 
 
 def _product(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Tensor:
     """``q: [B, L, H, D]``, ``k, v: [B, S, Hk, D]`` to ``[B, L, H, D]``."""
-    grouped = q.shape[2] != k.shape[2]
     y = F.scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
@@ -91,7 +110,7 @@ def _product(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool,
         attn_mask=mask,
         is_causal=causal,
         scale=scale,
-        enable_gqa=grouped,
+        enable_gqa=q.shape[2] != k.shape[2],
     )  # [B, H, L, D]
     return y.transpose(1, 2)  # [B, L, H, D]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from moe.families.linear import Activation, Linear
@@ -31,3 +32,18 @@ class GatedFfn:
     def __call__(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, -1)  # [m, F] each
         return self.down(self.activation(gate) * up)  # [m, d]
+
+
+class ClampedFfn(GatedFfn):
+    """``((up + 1) gate σ(α gate)) W_down``, gate at most ``limit`` and up within ``±limit`` (GPT-OSS)."""
+
+    __slots__ = ("alpha", "limit")
+
+    def __init__(self, gate_up: Linear, down: Linear, activation: Activation, alpha: float, limit: float) -> None:
+        super().__init__(gate_up, down, activation)
+        self.alpha, self.limit = alpha, limit
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, -1)  # [m, F] each
+        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        return self.down((up + 1) * gate * torch.sigmoid(gate * self.alpha))  # [m, d]

@@ -21,7 +21,9 @@ class Past(Protocol):
 
     starts: Sequence[int]
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None) -> Tensor:
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None, sinks: Tensor | None
+    ) -> Tensor:
         """Causal attention of the new tokens with all of their text; ``k`` and ``v`` are kept.
 
         ``q: [T, heads, head_dim]``, ``k, v: [T, kv_heads, head_dim]`` to ``[T, heads * head_dim]``. Called once for

@@ -17,7 +17,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from moe.families.attention import Rotary, attend, plain_frequencies, rotate, slowed
-from moe.families.experts import GatedFfn
+from moe.families.experts import ClampedFfn, GatedFfn
 from moe.families.gpt2 import LanguageHead
 from moe.families.linear import ACTIVATIONS, Linear, Norm, RmsNorm
 from moe.families.packing import Packing
@@ -53,6 +53,7 @@ class Attention:
     kv_heads: int
     head_dim: int
     window: int | None
+    sinks: Tensor | None  # [H]
 
     def __call__(self, h: Tensor, packing: Packing) -> Tensor:
         sizes = (self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.head_dim)
@@ -68,7 +69,7 @@ class Attention:
             q, k = self.q_norm(q), self.k_norm(k)
         tables = self.rotary.tables(packing)
         q, k = rotate(q, tables), rotate(k, tables)
-        y = attend(q, k, v, packing, packing, causal=True, window=self.window)  # [T, H*D]
+        y = attend(q, k, v, packing, packing, causal=True, window=self.window, sinks=self.sinks)  # [T, H*D]
         return self.out(y).add_(h)  # [T, d]
 
 
@@ -104,7 +105,8 @@ class Begin:
         return r + (y if self.shared_gate is None else torch.sigmoid(self.shared_gate(x)) * y), x
 
 
-def _attention(weights: Weights, name: str, n: Numbers, rotary: Rotary) -> Attention:
+def _attention(weights: Weights, name: str, n: Numbers, rotary: Rotary, layer: int) -> Attention:
+    """Attention of model layer ``layer``."""
     d, heads, kv_heads, head_dim = n["hidden_size"], n["heads"], n["kv_heads"], n["head_dim"]
     q_norm = k_norm = None
     if n["qk_norm"] != "none":
@@ -123,7 +125,8 @@ def _attention(weights: Weights, name: str, n: Numbers, rotary: Rotary) -> Atten
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        window=n["sliding_window"],
+        window=n["sliding_window"] if layer in n.get("window_layers", (layer,)) else None,
+        sinks=weights.tensor(f"{name}.sinks", heads) if weights.has(f"{name}.sinks") else None,
     )
 
 
@@ -132,14 +135,17 @@ def _gated(weights: Weights, name: str, n: Numbers, inner: int = -1) -> GatedFfn
     d = n["hidden_size"]
     gate_up = weights.linear(f"{name}gate_up", d, 2 * inner if inner > 0 else -1)
     down = weights.linear(f"{name}down", gate_up.matrix.shape[1] // 2, d)
-    return GatedFfn(gate_up, down, ACTIVATIONS[n["activation"]])
+    activation = ACTIVATIONS[n["activation"]]
+    if "swiglu_limit" in n:
+        return ClampedFfn(gate_up, down, activation, n["swiglu_alpha"], n["swiglu_limit"])
+    return GatedFfn(gate_up, down, activation)
 
 
-def _begin(weights: Weights, n: Numbers, rotary: Rotary) -> Begin:
+def _begin(weights: Weights, n: Numbers, rotary: Rotary, layer: int) -> Begin:
     d = n["hidden_size"]
     shared = weights.has_linear("shared.down")
     return Begin(
-        attention=_attention(weights, "attention", n, rotary),
+        attention=_attention(weights, "attention", n, rotary, layer),
         norm=weights.norm("expert_norm", d, n["eps"]),
         shared=_gated(weights, "shared.", n) if shared else None,
         shared_gate=weights.linear("shared.gate", d, 1) if weights.has_linear("shared.gate") else None,
@@ -172,11 +178,11 @@ def segment(weights: Weights, architecture: Numbers, settings: Router, index: in
     words = Embedding(weights.tensor("embed.words", n["vocab_size"], d)) if index == 0 else None
     rotary = _rotary(weights, n)
     blocks = []
-    for place in range(len(dense_layers_before(n, index))):
+    for place, layer in enumerate(dense_layers_before(n, index)):
         name = f"dense.{place}"
         blocks.append(
             DenseBlock(
-                _attention(weights, f"{name}.attention", n, rotary),
+                _attention(weights, f"{name}.attention", n, rotary, layer),
                 weights.norm(f"{name}.expert_norm", d, n["eps"]),
                 _gated(weights, f"{name}.", n, n["dense_ffn_size"]),
             )
@@ -186,7 +192,7 @@ def segment(weights: Weights, architecture: Numbers, settings: Router, index: in
         vocabulary = weights.linear("head.vocabulary", d, n["vocab_size"])
         head = LanguageHead(weights.norm("head.norm", d, n["eps"]), vocabulary)
     else:
-        begin = _begin(weights, n, rotary)
+        begin = _begin(weights, n, rotary, n["moe_layers"][index])
         linear = weights.linear("router", d, -1)
         corrected = weights.has("router.correction")
         correction = weights.tensor("router.correction", linear.matrix.shape[1]) if corrected else None

@@ -26,6 +26,7 @@ DECODERS = {
     "granitemoe": {"max_position_embeddings": 640},
     "phimoe": {"max_position_embeddings": 640},
     "glm4_moe": {"max_position_embeddings": 640},
+    "gpt_oss": {"max_position_embeddings": 640, "sliding_window": 24},
     "llama": {"max_position_embeddings": 640},
     "mistral-window": {"max_position_embeddings": 640, "sliding_window": 24},
     "qwen2": {"max_position_embeddings": 640},

@@ -190,6 +190,15 @@ def test_routers_choose_the_same_experts_with_the_same_gates(family: str, tmp_pa
         pytest.param(
             "qwen2", {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 0}, id="qwen2-window"
         ),
+        pytest.param(
+            "qwen2", {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}, id="qwen2-mixed-windows"
+        ),
+        pytest.param(
+            "gpt_oss", {"attention_bias": False, "swiglu_alpha": 1.2, "swiglu_limit": 7.0}, id="oss-unclamped"
+        ),
+        pytest.param(
+            "gpt_oss", {"layer_types": ["full_attention"] * 3, "rope_parameters": None}, id="oss-full-default-positions"
+        ),
         pytest.param("qwen2", {"use_sliding_window": False, "sliding_window": 3}, id="qwen2-window-off"),
         pytest.param("qwen3", {"attention_bias": True, "tie_word_embeddings": True}, id="qwen3-bias-tied"),
     ],

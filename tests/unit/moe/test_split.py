@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from moe.errors import CheckpointError
 from moe.manifest import load
@@ -75,6 +76,29 @@ def test_fused_experts_give_the_same_pipeline_as_single_ones(family: str, tmp_pa
     rewrite(checkpoint, fuse)
     split(checkpoint, tmp_path / "fused", "tiny")
     assert digest(tmp_path / "single") == digest(tmp_path / "fused")
+
+
+def test_packed_experts_are_unpacked_as_transformers_does(tmp_path: Path) -> None:
+    checkpoint = tiny.store(tiny.build("gpt_oss"), tmp_path / "c")
+    generator = torch.Generator().manual_seed(0)
+    packed: dict[str, torch.Tensor] = {}
+
+    def replace(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+            experts, inputs, outputs = tensors[name].shape
+            blocks = torch.randint(256, (experts, outputs, inputs // 32, 16), generator=generator, dtype=torch.uint8)
+            scales = torch.randint(118, 128, (experts, outputs, inputs // 32), generator=generator, dtype=torch.uint8)
+            packed[f"{name}_blocks"], packed[f"{name}_scales"] = blocks, scales
+            tensors[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+            assert tensors[name].shape == (experts, inputs, outputs)
+        return tensors
+
+    rewrite(checkpoint, replace)
+    split(checkpoint, tmp_path / "a", "tiny")
+    rewrite(checkpoint, lambda tensors: {n: t for n, t in tensors.items() if f"{n}_blocks" not in packed} | packed)
+    change_config(checkpoint, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
+    split(checkpoint, tmp_path / "b", "tiny")
+    assert digest(tmp_path / "a") == digest(tmp_path / "b")
 
 
 @pytest.mark.parametrize("method", ["neurons", "full"])
@@ -261,12 +285,14 @@ def change_config(checkpoint: Path, **changes: Any) -> None:
         ),
         pytest.param("glm4_moe", {"first_k_dense_replace": 3}, "no layer has experts", id="glm-all-dense"),
         pytest.param("glm4_moe", {"topk_group": 1}, "cannot be chosen from 1 of 3", id="glm-few-groups"),
+        pytest.param("llama", {"quantization_config": {"quant_method": "fp8"}}, r"quantised \(fp8\)", id="fp8"),
+        pytest.param("gpt_oss", {"experts_per_token": 4}, "'experts_per_token'", id="oss-two-top-ks"),
         pytest.param("mistral", {"num_key_value_heads": 4}, "has shape", id="mistral-heads"),
         pytest.param(
             "qwen2",
             {"use_sliding_window": True, "sliding_window": 3, "layer_types": ["full_attention", "sliding_attention"]},
-            "the same in all layers",
-            id="qwen2-mixed-windows",
+            "'layer_types' must name",
+            id="too-few-layer-types",
         ),
     ],
 )

@@ -10,6 +10,8 @@ import torch
 import transformers
 from torch import Tensor
 
+from moe.checkpoints.gpt_oss import POSITIONS
+
 BERT: dict[str, Any] = {
     "vocab_size": 99,
     "hidden_size": 32,
@@ -126,6 +128,19 @@ def glm4_moe(**changes: Any) -> Any:
     return transformers.Glm4MoeForCausalLM(transformers.Glm4MoeConfig(**{**ROPE, **numbers, **changes}))
 
 
+def gpt_oss(**changes: Any) -> Any:
+    numbers = {
+        "intermediate_size": 32,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "head_dim": 16,
+        "sliding_window": 5,
+        "swiglu_limit": 0.7,
+        "rope_parameters": {**POSITIONS, "rope_theta": 50.0, "original_max_position_embeddings": 32},
+    }
+    return transformers.GptOssForCausalLM(transformers.GptOssConfig(**{**ROPE, **numbers, **changes}))
+
+
 def llama(**changes: Any) -> Any:
     return _dense(transformers.LlamaForCausalLM, transformers.LlamaConfig, changes)
 
@@ -160,13 +175,14 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "granitemoe": granitemoe,
     "phimoe": phimoe,
     "glm4_moe": glm4_moe,
+    "gpt_oss": gpt_oss,
     "llama": llama,
     "mistral": mistral,
     "qwen2": qwen2,
     "qwen3": qwen3,
 }
 ENCODERS = ("bert", "roberta", "distilbert")
-NATIVE = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "phimoe", "glm4_moe")
+NATIVE = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "phimoe", "glm4_moe", "gpt_oss")
 
 
 def build(family: str, seed: int = 0, **changes: Any) -> Any:
