@@ -36,7 +36,7 @@ def build_controller(settings: ControllerSettings, platform: Platform | None = N
     """
     topology = load_topology(settings.manifest_dir, settings.max_functions)
     prices = load_prices(settings.prices or DEFAULT_SHEET)
-    limits = _limits(settings)
+    limits = _limits(settings, topology.dtype)
     making = Making(settings, topology, limits, prices)
     if settings.platform == "kubernetes" and making.burst() is not None:
         raise SettingsError("burst: the platform kubernetes brings about replicas only, and no standbys")
@@ -90,11 +90,11 @@ def build_platform(
     return OpenFaasPlatform(settings.gateway_url, pipeline, auth, sign=sign, namespace=settings.namespace)
 
 
-def _limits(settings: ControllerSettings) -> LimitSettings:
+def _limits(settings: ControllerSettings, dtype: str) -> LimitSettings:
     return LimitSettings(
         space=replace(settings.space, replicas_min=settings.min_replicas, replicas_max=settings.max_replicas),
         alpha=settings.alpha,
-        runtime=runtime_of(settings),
+        runtime=runtime_of(settings, dtype),
         max_step_replicas=settings.max_step_replicas,
         max_step_factor=settings.max_step_factor,
         cooldown_s=settings.cooldown_s,

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from autoscaler.checked import Checked, Flag, FromOne, FromZero, NotNegative, Positive, PositiveShare, Rule
 from autoscaler.contract import NAMESPACE, ConfigurationSpace
-from platform_words.memory import CONTAINER, FORKED, RuntimeMemory
+from platform_words.memory import FORKED, RuntimeMemory, container_memory
 
 POLICY_NAMES = (
     "static", "hpa", "tuned-hpa", "openfaas", "kpa", "keda", "apa", "slo-aware", "elasticmoe", "serverlessmoe",
@@ -181,11 +181,11 @@ def with_hpa(policy: str, table: Mapping[str, Any], hpa: Mapping[str, Any]) -> d
     return {**hpa, **table} if policy in HPA_NAMES else {**table, "hpa": dict(hpa)}
 
 
-def runtime_of(settings: ControllerSettings) -> RuntimeMemory:
-    """Memory of workers besides weights: as given, else as measured where the platform runs them."""
+def runtime_of(settings: ControllerSettings, dtype: str) -> RuntimeMemory:
+    """Memory of workers besides weights, of a pipeline of ``dtype``: as given, else as measured on the platform."""
     if settings.runtime_mb is not None:
         return RuntimeMemory.same(settings.runtime_mb)
-    return CONTAINER if settings.platform == "kubernetes" else FORKED
+    return container_memory(dtype) if settings.platform == "kubernetes" else FORKED
 
 
 def window_of(settings: ControllerSettings) -> float:

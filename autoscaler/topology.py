@@ -35,4 +35,5 @@ def load_topology(directory: Path, max_functions: int = 0) -> Topology:
         )
         for node in manifest.nodes
     ]
-    return Topology(manifest.name, digest, manifest.layers, (ingress, *nodes), tuple(manifest.edges))
+    edges = tuple(manifest.edges)
+    return Topology(manifest.name, digest, manifest.layers, (ingress, *nodes), edges, manifest.dtype)

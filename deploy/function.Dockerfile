@@ -28,7 +28,9 @@ WORKDIR /home/app
 COPY deploy/function-requirements.txt ./requirements.txt
 ARG PIP_OPTIONS=""
 ARG STORE_PACKAGES=""
-RUN pip install --no-cache-dir ${PIP_OPTIONS} -r requirements.txt ${STORE_PACKAGES}
+RUN pip install --no-cache-dir ${PIP_OPTIONS} -r requirements.txt ${STORE_PACKAGES} \
+    && cd "$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+    && rm -rf torch/include torch/share torch/test
 
 COPY moe ./moe
 COPY functions ./functions
@@ -39,6 +41,7 @@ USER app
 ENV PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     OMP_NUM_THREADS=1 \
+    MALLOC_ARENA_MAX=2 \
     TOKENIZERS_PARALLELISM=false \
     mode=http \
     fprocess="python -m functions.app" \

@@ -1,19 +1,24 @@
-"""Which application a function runs, from its settings; shared by the local worker and the Flask form."""
+"""Which application a function runs, from its settings; shared by the local worker and the Flask form.
+
+What needs torch is imported where it is needed: a function that serves experts by NumPy never does.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from functions.dispatch.resolvers import FeedResolver, Resolver, TemplateResolver
-from functions.ingress.handler import Ingress
-from functions.serving.nodes import node_application
+from functions.serving import expert_nodes
 from functions.serving.relay import Relay
 from functions.serving.settings import FunctionSettings, SettingsError
 from functions.serving.weights import provide
 from functions.wire.messages import Application
 from moe.grouping import group
 from moe.manifest import Manifest, load
-from moe.tokenize import TextTokenizer
+
+if TYPE_CHECKING:
+    from moe.tokenize import TextTokenizer
 
 
 def build(
@@ -29,9 +34,15 @@ def build(
         settings = provide(settings, prove=False)
     manifest = manifest or load(settings.pipeline_dir, verify=False, trusted=True)
     if settings.is_ingress:
+        from functions.ingress.handler import Ingress
+
         ingress = Ingress(manifest, settings, loop, tokenizer)
         ingress.follow(resolver_for(settings, manifest))
         return ingress
+    if settings.engine == "numpy" and expert_nodes.served(manifest, settings):
+        return relaying(expert_nodes.expert_application(manifest, settings, loop), settings, loop)
+    from functions.serving.nodes import node_application
+
     return relaying(node_application(manifest, settings, loop), settings, loop)
 
 

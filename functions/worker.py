@@ -18,7 +18,9 @@ import torch
 import uvloop
 
 from functions import applications, rehearsal
+from functions.ingress import handler as _preloaded_ingress  # noqa: F401 (forked workers share what is imported here)
 from functions.serving import live_settings
+from functions.serving import nodes as _preloaded_nodes  # noqa: F401
 from functions.serving.server import FunctionServer, ServerSettings
 from functions.serving.settings import FunctionSettings, SettingsError, from_environment
 from moe.errors import MoeError

@@ -149,7 +149,8 @@ def simulated(
 ) -> Outcome:
     """The same policy on the simulated pipeline; ``sent_s`` [requests], ``counts`` [1 + experts, requests]."""
     settings = settings_of(contender, run, directory)
-    limits = LimitSettings(space=workload.space, alpha=settings.alpha, runtime=runtime_of(settings))
+    runtime = runtime_of(settings, workload.topology.dtype)
+    limits = LimitSettings(space=workload.space, alpha=settings.alpha, runtime=runtime)
     policy = make_policy(Making(settings, workload.topology, limits, workload.prices))
     order = np.argsort(sent_s, kind="stable")
     sent_s, counts = sent_s[order], counts[:, order]

@@ -21,13 +21,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from functions.device.contract import DeviceLostError
 from functions.device.lent import Lender
 from functions.serving.settings import DeviceSettings
+from functions.wire import format as wire
 from moe.manifest import Manifest
 from moe.runtime import READ_ON_HOST, NodeProgram, load_node
 
@@ -35,9 +36,6 @@ log = logging.getLogger(__name__)
 
 Tensors = dict[str, Tensor]
 
-CHECK_S = 2.0
-"""An idle GPU is asked this often whether it is still there. After a fault of one MPS client the server takes no new
-clients until all that shared the GPU have ended, so one that is idle must notice too."""
 REHEARSED_TOKENS = (1, 32, 256)
 """Sizes computed before a worker is ready: CUDA loads kernels when they are first used."""
 MPS_PID_FILE = "nvidia-cuda-mps-control.pid"
@@ -46,10 +44,6 @@ _DEVICE_WORDS = re.compile(
     r"CUDA error|CUDA driver error|CUDNN_STATUS|cuDNN error|CUBLAS_STATUS|device-side assert|NVML"
 )
 _MEMORY_WORDS = re.compile(r"out of memory|ALLOC_FAILED", re.IGNORECASE)
-
-
-class DeviceLostError(Exception):
-    """The device cannot be computed on by this process any more; the message gives the reason."""
 
 
 class Cuda:
@@ -94,34 +88,26 @@ class Cuda:
         return f"{properties.name}, {multiprocessors}, {free >> 20} of {total >> 20} MiB free"
 
 
-class Device(Protocol):
-    """Loads programs and runs calls. ``run`` and ``check`` are called by one thread at a time."""
+class TorchDevice:
+    """What host and GPU have in common: messages hold torch's tensors."""
 
-    in_thread: bool
-    """Calls may hang and never run on the event loop."""
-    deadline_s: float
-    """Time a call may take before the device counts as lost."""
+    def decode(self, body: bytearray) -> Tensors:
+        """The tensors of a message, ``[shapes in its header]``. Raises WireError."""
+        return wire.decode(body)
 
-    def load(self, directory: Path, manifest: Manifest, node_id: str) -> NodeProgram:
-        """A node's program with its weights in place. Raises KeyError, ManifestError, DeviceLostError."""
-
-    def run(self, program: NodeProgram, calls: Sequence[Mapping[str, Tensor]], all_logits: bool) -> list[Tensors]:
-        """One reply for each of ``calls`` (checked, on the host), on the host. Raises DeviceLostError.
-
-        Tensors' first axis is tokens, ``[tokens, …]``, or texts for ``lengths`` and per-text results.
-        """
-
-    def check(self) -> None:
-        """Raises DeviceLostError when the device is not there any more."""
+    def encode(self, reply: Mapping[str, Tensor]) -> list[wire.Chunk]:
+        """A reply ``[any shape]`` as chunks of a message."""
+        return wire.encode(reply)
 
 
-class HostDevice:
+class HostDevice(TorchDevice):
     """The host itself: one product of all calls, nothing copied."""
 
     in_thread = False
     deadline_s = float("inf")
 
     def load(self, directory: Path, manifest: Manifest, node_id: str) -> NodeProgram:
+        """A node's program with its weights in place. Raises KeyError, ManifestError."""
         return load_node(directory, manifest, node_id)
 
     def run(self, program: NodeProgram, calls: Sequence[Mapping[str, Tensor]], all_logits: bool) -> list[Tensors]:
@@ -134,7 +120,7 @@ class HostDevice:
         """The host is always there."""
 
 
-class GpuDevice:
+class GpuDevice(TorchDevice):
     """A GPU, or this process's share of one."""
 
     in_thread = True
@@ -152,7 +138,7 @@ class GpuDevice:
         self._lender = lender
 
     def load(self, directory: Path, manifest: Manifest, node_id: str) -> NodeProgram:
-        """As in ``Device``; computes a few made-up calls, so that the first real one finds its kernels loaded."""
+        """As of the host; computes a few made-up calls, so that the first real one finds its kernels loaded."""
         needed = manifest.node(node_id).parameter_bytes
         with _as_lost(f"{node_id} with its {needed >> 20} MiB of weights could not be put on the GPU"):
             lent = None if self._lender is None else self._lender.tensors
@@ -211,7 +197,7 @@ class GpuDevice:
         return whole.to(self._place, non_blocking=True)
 
 
-def open_device(settings: DeviceSettings, driver: Cuda | None = None) -> Device:
+def open_device(settings: DeviceSettings, driver: Cuda | None = None) -> HostDevice | GpuDevice:
     """The device of this process. The variables that bind a GPU share are set before CUDA is used at all.
 
     Raises DeviceLostError when CUDA is not there, was used before, or refuses.

@@ -31,7 +31,7 @@ from functions.wire.errors import (
     NoReplicaError,
     OverloadedError,
 )
-from functions.wire.format import CONTENT_TYPE
+from functions.wire.layout import CONTENT_TYPE
 from functions.wire.messages import PLATFORM_FAILED, REQUEST_ID, TIMEOUT_MS, Body
 from platform_words.headers import CALLER_KEY
 

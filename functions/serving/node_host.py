@@ -22,18 +22,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
-from torch import Tensor
 
-from functions.device.tensors import CHECK_S, Device, DeviceLostError, HostDevice
-from functions.serving.kept_pages import KeptPages
+from functions.device.contract import CHECK_S, Device, DeviceLostError, Program
 from functions.serving.speed import Speed
-from functions.wire import format as wire
+from functions.wire import layout as wire
 from functions.wire.messages import ALL_LOGITS, KV_FULL, KV_MISSING, Reply, Request, error_reply
 from moe.errors import CacheFullError, CacheMissError, ProgramInputError
-from moe.runtime import NodeProgram
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +46,7 @@ INLINE_S = 0.05
 class _Call:
     request: Request
     answer: Callable[[Reply], None]
-    tensors: dict[str, Tensor]
+    tensors: dict[str, Any]
     tokens: int
     kind: tuple[bool, bool]
     """Whether it wants all logits, and whether it names sequences: calls of one kind are computed together."""
@@ -58,9 +56,21 @@ class _Call:
 class _Node:
     """A hosted program, the calls that wait for it, and how fast it has been."""
 
-    program: NodeProgram
+    program: Program
     waiting: deque[_Call] = field(default_factory=deque)
     speed: Speed = field(default_factory=Speed)
+
+
+class Kept(Protocol):
+    """Keys and values of a worker's segments (:class:`functions.serving.kept_pages.KeptPages`)."""
+
+    def open(self, program: Any) -> object: ...
+
+    def answer(self, request: Request) -> Reply: ...
+
+    def families(self) -> Iterator[Metric]: ...
+
+    def close(self) -> None: ...
 
 
 class NodeHost:
@@ -68,16 +78,16 @@ class NodeHost:
 
     def __init__(
         self,
-        programs: Mapping[str, NodeProgram],
+        programs: Mapping[str, Program],
         loop: asyncio.AbstractEventLoop,
-        device: Device | None = None,
+        device: Device,
         on_lost: Callable[[str], object] = log.critical,
-        kept: KeptPages | None = None,
+        kept: Kept | None = None,
     ) -> None:
-        """``device``: where the programs' weights are, by default the host; ``on_lost``: called once, with the
+        """``device``: what computes the programs; ``on_lost``: called once, with the
         reason; ``kept``: keys and values of the segments, where any are kept."""
         self._loop = loop
-        self._device = device or HostDevice()
+        self._device = device
         self._on_lost = on_lost
         self._lost = ""
         self._idle_check: asyncio.TimerHandle | None = None
@@ -91,7 +101,7 @@ class NodeHost:
         self._batched_calls = 0
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        self._kept = kept or KeptPages({}, 0, loop)
+        self._kept = kept
         if self._device.in_thread:
             self._idle_check = loop.call_later(CHECK_S, self._check_when_idle)
 
@@ -100,7 +110,7 @@ class NodeHost:
         if self._lost:
             answer(_unavailable(self._lost))
             return
-        if request.path.startswith("/kv"):
+        if self._kept is not None and request.path.startswith("/kv"):
             answer(self._kept.answer(request))
             return
         node_id = self._node_of(request.path)
@@ -114,9 +124,9 @@ class NodeHost:
             return
         node = self._nodes[node_id]
         try:
-            tensors = wire.decode(request.body)
+            tensors = self._device.decode(request.body)
             node.program.check(tensors)
-            if "sequences" in tensors:
+            if self._kept is not None and "sequences" in tensors:
                 self._kept.open(node.program)
         except (wire.WireError, ProgramInputError) as error:
             self._count(node_id, 400)
@@ -141,7 +151,8 @@ class NodeHost:
         batches = HistogramMetricFamily("smoe_worker_batch_calls", "Calls in one product")
         batches.add_metric([], list(zip(bounds, counts, strict=True)), self._batched_calls)
         yield batches
-        yield from self._kept.families()
+        if self._kept is not None:
+            yield from self._kept.families()
 
     def _count(self, node_id: str, status: int) -> None:
         key = (node_id, status)
@@ -149,7 +160,8 @@ class NodeHost:
 
     def close(self) -> None:
         """End the computing thread, if there is one."""
-        self._kept.close()
+        if self._kept is not None:
+            self._kept.close()
         if self._idle_check is not None:
             self._idle_check.cancel()
         if self._thread is not None:
@@ -283,13 +295,13 @@ class _Computed:
     lost: str = ""
 
 
-def _compute(device: Device, program: NodeProgram, batch: Sequence[_Call]) -> _Computed:
+def _compute(device: Device, program: Program, batch: Sequence[_Call]) -> _Computed:
     """Never raises: a call that fails gets its own 500; a lost device is everybody's 503."""
     begun_s = time.perf_counter()
     lost = ""
     try:
         parts = device.run(program, [call.tensors for call in batch], batch[0].kind[0])
-        replies = [Reply(200, wire.encode(part), wire.CONTENT_TYPE) for part in parts]
+        replies = [Reply(200, device.encode(part), wire.CONTENT_TYPE) for part in parts]
     except DeviceLostError as error:
         lost = str(error)
         replies = [_unavailable(lost)] * len(batch)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from pathlib import Path
 
+from functions.device.contract import DeviceLostError
 from functions.device.cuda_calls import CudaOpener
 from functions.device.lent import Lender
-from functions.device.tensors import DeviceLostError, GpuDevice, open_device
+from functions.device.tensors import GpuDevice, open_device
 from functions.serving.device_loss import leave
 from functions.serving.kept_pages import KeptPages
 from functions.serving.node_host import NodeHost
 from functions.serving.settings import FunctionSettings, SettingsError
+from functions.serving.weights import weights_folder
 from moe.manifest import Manifest
-
-log = logging.getLogger(__name__)
 
 LAST_WORDS_S = 0.25
 """Time from a device's loss until the worker ends, in which replies that report it are sent."""
@@ -42,16 +40,3 @@ def node_application(manifest: Manifest, settings: FunctionSettings, loop: async
         leave(str(error))
     kept = KeptPages(programs, 0 if isinstance(device, GpuDevice) else settings.kv_mb << 20, loop)
     return NodeHost(programs, loop, device, lambda reason: loop.call_later(LAST_WORDS_S, leave, reason), kept)
-
-
-def weights_folder(settings: FunctionSettings, manifest: Manifest, node_id: str) -> Path:
-    """Where a node's weights are mapped from: the memory of this replica's node, or the pipeline's folder.
-
-    The folder serves as well where the node's manager does not hold the weights (yet): slower, never wrong.
-    """
-    if settings.weights_dir is not None:
-        held = settings.weights_dir / manifest.name
-        if (held / manifest.node(node_id).weights.file).is_file():
-            return held
-        log.warning("%s is not in the memory of this node; it is mapped from the pipeline's folder", node_id)
-    return settings.pipeline_dir

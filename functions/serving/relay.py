@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from functions.dispatch.client import ConnectionPool, ReplyTimeoutError, TransportError, request_head
 from functions.wire import arrays, bundles
-from functions.wire import format as wire
+from functions.wire import layout as wire
 from functions.wire.arrays import Array
 from functions.wire.bundles import GROUPS, RELAY_PATH, Part
 from functions.wire.messages import REQUEST_ID, TIMEOUT_MS, Application, Reply, Request, error_reply

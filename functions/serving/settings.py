@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 Dispatch = Literal["auto", "least-loaded", "local-first", "round-robin", "random", "token-balanced", "aebs"]
+Engine = Literal["torch", "numpy"]
 Transfer = Literal["direct", "two-phase", "adaptive"]
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0, "": 1.0}
@@ -71,6 +72,9 @@ class FunctionSettings:
     node: str = ""
     """Machine of this replica (``smoe_machine``); empty if not set."""
     device: DeviceSettings = DeviceSettings()
+    engine: Engine = "torch"
+    """What computes (``smoe_engine``); ``numpy``: experts in float32 without torch, of which a container holds a copy
+    of its own. The default of ``functions.app``."""
     dispatch: Dispatch = "auto"
     """How the ingress chooses replicas (``smoe_dispatch``). ``auto``: ``aebs`` for a layer whose experts have replicas
     on several nodes, ``least-loaded`` otherwise."""
@@ -141,6 +145,7 @@ def from_environment(environ: Mapping[str, str], *, later: bool = False) -> Func
         weights_dir=Path(environ["smoe_weights_dir"]) if environ.get("smoe_weights_dir") else None,
         node=environ.get("smoe_machine", "").strip(),
         device=device_settings(environ),
+        engine=cast(Engine, _choice(environ, "smoe_engine", get_args(Engine))),
         dispatch=cast(Dispatch, _choice(environ, "smoe_dispatch", get_args(Dispatch))),
         transfer=cast(Transfer, _choice(environ, "smoe_transfer", get_args(Transfer))),
         kv_mb=_whole(environ, "smoe_kv_mb", 64),

@@ -79,6 +79,19 @@ def provide(settings: FunctionSettings, progress: Progress = lambda words: None,
     return replace(settings, pipeline_dir=folder, pipeline_address=None)
 
 
+def weights_folder(settings: FunctionSettings, manifest: Manifest, node_id: str) -> Path:
+    """Where a node's weights are mapped from: the memory of this replica's node, or the pipeline's folder.
+
+    The folder serves as well where the node's manager does not hold the weights (yet): slower, never wrong.
+    """
+    if settings.weights_dir is not None:
+        held = settings.weights_dir / manifest.name
+        if (held / manifest.node(node_id).weights.file).is_file():
+            return held
+        log.warning("%s is not in the memory of this node; it is mapped from the pipeline's folder", node_id)
+    return settings.pipeline_dir
+
+
 class Cache:
     """The folder of one machine that keeps what was fetched from ``address``."""
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from functions.wire.format import Chunk, Part, assemble, describe
+from functions.wire.layout import Chunk, Part, assemble, describe
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]

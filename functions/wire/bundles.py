@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from functions.wire.arrays import Array, Arrays
-from functions.wire.format import WireError
+from functions.wire.layout import WireError
 from functions.wire.messages import Body
 
 RELAY_PATH = "/relay"

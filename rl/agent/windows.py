@@ -122,6 +122,7 @@ def making_of(context: Mapping[str, Any]) -> Making:
     names = {entry.name for entry in fields(ControllerSettings)}  # older logs hold settings that are gone
     stored = {name: value for name, value in context["settings"].items() if name in names}
     settings = from_table(ControllerSettings, stored)
-    limits = LimitSettings(space=settings.space, alpha=settings.alpha, runtime=runtime_of(settings))
     topology = load_topology(settings.manifest_dir, settings.max_functions)
+    runtime = runtime_of(settings, topology.dtype)
+    limits = LimitSettings(space=settings.space, alpha=settings.alpha, runtime=runtime)
     return Making(settings, topology, limits, PriceSheet(**context["prices"]))

@@ -19,7 +19,7 @@ from gateway.contract import DEFAULT_NAMESPACE
 from gateway.options import listening_options
 from moe.manifest import Manifest
 from placement.moves.managers import NodeSettings, start_nodes
-from platform_words.memory import CONTAINER, runtime_memory
+from platform_words.memory import container_memory, runtime_memory
 from smoe import lifecycle
 from smoe.commands.options import (
     connect,
@@ -145,7 +145,7 @@ def deploy(pipeline: str, state: Path, gateway_url: str | None, password_file: P
     """Deploy PIPELINE (preset or folder) on a running gateway, or update it there."""
     client = connect(state, gateway_url, password_file)
     directory, manifest = ensure_pipeline(pipeline, state / "pipelines")
-    runtime = runtime_memory(client.info()["provider"]["orchestration"])
+    runtime = runtime_memory(client.info()["provider"]["orchestration"], manifest.dtype)
     _deploy_with_progress(client, manifest, DeploymentSettings(**options, runtime=runtime), Console(stderr=True))
     click.echo(f"{manifest.name} ({directory}) is ready at {client.url}/function/{manifest.name}")
 
@@ -273,8 +273,9 @@ def stack(
     _, manifest = ensure_pipeline(pipeline, state / "pipelines")
     place = kubernetes_namespace or namespace
     cluster = take_kubernetes_options(options, namespace=place)
+    runtime = container_memory(manifest.dtype)
     if target == "openfaas":
-        click.echo(render_stack(manifest, DeploymentSettings(**options, runtime=CONTAINER), gateway_url), nl=False)
+        click.echo(render_stack(manifest, DeploymentSettings(**options, runtime=runtime), gateway_url), nl=False)
         return
     from smoe.cluster_stack import render_manifests
 
@@ -284,7 +285,7 @@ def stack(
             f"leave --namespace {namespace} out"
         )
     address = f"http://{{function}}.{place}:8080"
-    settings = DeploymentSettings(**options, runtime=CONTAINER, address_template=address)
+    settings = DeploymentSettings(**options, runtime=runtime, address_template=address)
     click.echo(render_manifests(manifest, settings, cluster, namespace), nl=False)
 
 

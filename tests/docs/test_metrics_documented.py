@@ -20,6 +20,7 @@ from autoscaler.platforms.kubernetes.conditions import Condition
 from autoscaler.platforms.kubernetes.metrics import PlatformMetrics
 from autoscaler.platforms.shadow import ShadowBill, ShadowPlatform
 from autoscaler.prices import load_prices
+from functions.device.tensors import HostDevice
 from functions.dispatch.dispatcher import CallRecord
 from functions.generation.measures import Measures
 from functions.generation.metrics import GenerationMetrics
@@ -106,7 +107,7 @@ def worker_families() -> dict[str, Metric]:
     cache = PageCache([KvShape((1, 2), (1, 2), torch.float32)], 1 << 20)
     segment = SimpleNamespace(rules=SimpleNamespace(caches=True), cache=cache)
     kept = KeptPages({"segment-0": segment}, 1 << 20, loop)  # type: ignore[dict-item]
-    host = NodeHost({"expert-0-0": object()}, loop, kept=kept)  # type: ignore[dict-item]
+    host = NodeHost({"expert-0-0": object()}, loop, HostDevice(), kept=kept)  # type: ignore[dict-item]
     host.submit(Request("POST", "/", {}, bytearray(b"no tensors"), 0.0), lambda reply: None)
     loop.close()
     return named(host.collect())

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from functions.device.tensors import HostDevice
 from functions.serving import node_host
 from functions.serving.node_host import NodeHost
 from functions.serving.speed import Speed
@@ -69,7 +70,7 @@ async def test_calls_that_arrive_together_are_one_product_with_each_ones_own_ans
             runs.append(tensors["lengths"].shape[0])
             return program.run(tensors, **options)
 
-    asker = Asker(NodeHost({"segment-0": Counting()}, asyncio.get_running_loop()))  # type: ignore[dict-item]
+    asker = Asker(NodeHost({"segment-0": Counting()}, asyncio.get_running_loop(), HostDevice()))  # type: ignore[dict-item]
     calls = [call([3, 5], 1), call([1], 2), call([7, 2, 2], 3)]
     for tensors in calls:
         asker.ask(tensors)
@@ -83,7 +84,7 @@ async def test_calls_that_arrive_together_are_one_product_with_each_ones_own_ans
 
 async def test_a_bad_call_gets_its_own_400_and_spoils_no_other(bert: Path) -> None:
     program = programs(bert, "expert-0-0")
-    asker = Asker(NodeHost(program, asyncio.get_running_loop()))
+    asker = Asker(NodeHost(program, asyncio.get_running_loop(), HostDevice()))
     good = {"x": torch.randn(2, 32)}
     asker.ask(good)
     asker.ask({"x": torch.randn(2, 31)})
@@ -110,7 +111,7 @@ async def test_a_call_that_breaks_the_product_fails_alone(bert: Path) -> None:
                 raise RuntimeError("a number that is none")
             return program.run(tensors, **options)
 
-    asker = Asker(NodeHost({"expert-0-0": Fragile()}, asyncio.get_running_loop()))  # type: ignore[dict-item]
+    asker = Asker(NodeHost({"expert-0-0": Fragile()}, asyncio.get_running_loop(), HostDevice()))  # type: ignore[dict-item]
     asker.ask({"x": torch.ones(1, 32)})
     asker.ask({"x": torch.full((1, 32), torch.nan)})
     asker.ask({"x": torch.ones(1, 32)})
@@ -119,7 +120,7 @@ async def test_a_call_that_breaks_the_product_fails_alone(bert: Path) -> None:
 
 async def test_expired_and_abandoned_calls_are_dropped_before_computing(bert: Path) -> None:
     loop = asyncio.get_running_loop()
-    asker = Asker(NodeHost(programs(bert, "expert-0-0"), loop))
+    asker = Asker(NodeHost(programs(bert, "expert-0-0"), loop, HostDevice()))
     x = {"x": torch.ones(1, 32)}
     asker.ask(x, deadline_s=loop.time() - 0.001)
     asker.ask(x).abandoned = True
@@ -130,7 +131,7 @@ async def test_expired_and_abandoned_calls_are_dropped_before_computing(bert: Pa
 
 async def test_a_grouped_function_serves_each_node_at_its_stage(bert: Path) -> None:
     hosted = programs(bert, "expert-0-1", "expert-1-1")
-    asker = Asker(NodeHost(hosted, asyncio.get_running_loop()))
+    asker = Asker(NodeHost(hosted, asyncio.get_running_loop(), HostDevice()))
     x = {"x": torch.randn(3, 32)}
     for path in ("/stage/expert-0-1", "/stage/expert-1-1", "/", "/stage/expert-0-0"):
         asker.ask(x, path)
@@ -143,7 +144,7 @@ async def test_a_grouped_function_serves_each_node_at_its_stage(bert: Path) -> N
 async def test_all_logits_are_not_mixed_with_last_logits(pipeline_of: Callable[[str], Path]) -> None:
     folder = pipeline_of("gpt2")
     program = programs(folder, "segment-3")["segment-3"]
-    asker = Asker(NodeHost({"segment-3": program}, asyncio.get_running_loop()))
+    asker = Asker(NodeHost({"segment-3": program}, asyncio.get_running_loop(), HostDevice()))
     tensors = {"hidden": torch.randn(5, 32), "lengths": torch.tensor([2, 3])}
     for headers in ({}, {"x-smoe-all-logits": "1"}, {}):
         asker.ask(tensors, headers=headers)
@@ -170,7 +171,7 @@ async def test_health_is_answered_while_a_slow_node_computes(
             go.wait(5)
             return program.run(tensors, **options)
 
-    host = NodeHost({"expert-0-0": Slow()}, asyncio.get_running_loop())  # type: ignore[dict-item]
+    host = NodeHost({"expert-0-0": Slow()}, asyncio.get_running_loop(), HostDevice())  # type: ignore[dict-item]
     running = await start(host)
     body = wire.encode_bytes({"x": torch.ones(64, 32)})
     slow = [asyncio.ensure_future(running.send(post(body=body))) for _ in range(3)]

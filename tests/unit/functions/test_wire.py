@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from functions.wire import format as wire
+from functions.wire import layout
 
 DTYPES = list(wire.CODE_OF_DTYPE)
 NAMES = st.text(alphabet="abcxyz_", min_size=1, max_size=12)
@@ -148,7 +149,7 @@ def test_lies_are_refused_with_a_sentence_and_without_large_allocations(message:
 
 
 def test_messages_above_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "MAX_BYTES", 100)
+    monkeypatch.setattr(layout, "MAX_BYTES", 100)
     message = wire.encode_bytes({"x": torch.zeros(100)})
     with pytest.raises(wire.WireError, match="at most 100"):
         wire.decode(message)

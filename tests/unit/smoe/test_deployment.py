@@ -46,7 +46,7 @@ def test_memory_limit_is_the_smallest_space_point_that_satisfies_eq_2(manifest: 
 
 def test_a_replica_that_shares_no_libraries_gets_memory_for_its_own(manifest: Manifest) -> None:
     """Working sets of replicas on a kubelet in MiB: a limit below them ends a replica before it is ready."""
-    working_set = {"ingress": 254, "segment": 184, "expert": 173}
+    working_set = {"ingress": 254, "segment": 184, "expert": 58}
     for deployment in function_deployments(manifest, DeploymentSettings(runtime=CONTAINER)):
         kind = deployment["envVars"]["smoe_nodes"].partition("-")[0]
         assert 0.9 * int(deployment["limits"]["memory"].removesuffix("Mi")) > working_set[kind]
