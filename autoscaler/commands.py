@@ -79,7 +79,10 @@ def autoscale(
         )
 
     def report_tick(report: TickReport, bill: ShadowBill | None, conditions: Sequence[object]) -> None:
-        click.echo(json.dumps(summary(report, bill, conditions)) if as_json else line(report, bill, conditions))
+        if as_json:
+            click.echo(json.dumps(summary(report, bill, conditions)))
+        else:
+            click.echo(line(report, bill, conditions, settings.slo_s, process.currency))
 
     process = ControllerProcess(settings, pipeline, report_tick, ticks)
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from autoscaler.contract import TickReport
 from autoscaler.loop import short
 from autoscaler.platforms.shadow import ShadowBill
+from autoscaler.prices import money
 
 SHOWN = 8
 """Changes named in one line for people."""
@@ -53,10 +55,18 @@ def summary(report: TickReport, bill: ShadowBill | None = None, conditions: Sequ
     }
 
 
-def line(report: TickReport, bill: ShadowBill | None = None, conditions: Sequence[object] = ()) -> str:
-    """A tick in one line for people."""
+def line(
+    report: TickReport,
+    bill: ShadowBill | None = None,
+    conditions: Sequence[object] = (),
+    slo_s: float | None = None,
+    currency: str = "USD",
+) -> str:
+    """A tick in one line for people. Where nothing changes, it has the reason of most functions."""
     observation = report.observation
     p95 = "–" if observation.latency_p95_s is None else f"{observation.latency_p95_s * 1000:.1f} ms"
+    if slo_s is not None:
+        p95 += f" of {slo_s * 1000:g} ms" + (" OVER" if (observation.latency_p95_s or 0.0) > slo_s else "")
     rps = "–" if observation.requests_per_s is None else f"{observation.requests_per_s:.1f}/s"
     changes = [
         f"{decision.function} {short(decision.present)} → {short(decision.target)}"
@@ -67,6 +77,23 @@ def line(report: TickReport, bill: ShadowBill | None = None, conditions: Sequenc
     dry = " (dry run)" if report.dry_run and changes else ""
     failed = f"; {len(report.failures)} failed" if report.failures else ""
     named = ": " + ", ".join(changes[:SHOWN]) + (" …" if len(changes) > SHOWN else "") if changes else ""
+    if not changes and not observation.stale:
+        named = _commonest_reason(report)
     shadow = "" if bill is None else f"; {bill.line()}"
     obstacles = "".join(f"; {condition}" for condition in conditions[:SHOWN])
-    return f"{held}requests {rps}, P95 {p95}, {len(changes)} changes{dry}{failed}{named}{shadow}{obstacles}"
+    cost = _cost(report, currency)
+    return f"{held}requests {rps}, P95 {p95}{cost}, {len(changes)} changes{dry}{failed}{named}{shadow}{obstacles}"
+
+
+def _cost(report: TickReport, currency: str) -> str:
+    """What an hour like the window costs; empty where it is not known."""
+    window_s = report.observation.window_s
+    if report.cost.provisioned is None or window_s <= 0:
+        return ""
+    return f", {money(report.cost.provisioned * 3600 / window_s, currency)}/h"
+
+
+def _commonest_reason(report: TickReport) -> str:
+    """Why functions stay as they are; empty where that is not known."""
+    reasons = Counter(decision.reason for decision in report.decisions if decision.reason)
+    return f" ({reasons.most_common(1)[0][0][:120]})" if reasons else ""

@@ -43,3 +43,7 @@ class FunctionGoneError(PlatformError):
 
 class UnreachableError(PlatformError):
     """The platform did not answer, or refused the password."""
+
+
+class AccessError(UnreachableError):
+    """The platform refused user or password."""

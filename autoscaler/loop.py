@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from autoscaler.actuator.actuator import Result, apply
@@ -80,6 +81,10 @@ class Controller:
         self._memory: Memory = None
         self._limit_state = LimitState()
         self._logged_problems: tuple[str, ...] = ()
+
+    def prime(self, now_s: float, window_s: float | None = None) -> None:
+        """Read the metrics once, so that the first tick has something to compare with."""
+        self._source.observe(now_s, window_s or self.window_s)
 
     def tick(self, now_s: float, window_s: float | None = None) -> TickReport:
         """One window that ends at ``now_s`` (Unix time).
@@ -261,6 +266,8 @@ def run(
     Each tick looks at ``window_s``, by default the controller's own. A tick that fails, or whose ``on_tick`` does, is
     logged once and the next one is tried; ticks that were missed are not made up for.
     """
+    with suppress(Exception):  # the first tick meets it again, and reports it
+        controller.prime(clock(), window_s)
     next_s = clock() + interval_s
     last_error = ""
     try:

@@ -26,6 +26,12 @@ DEFAULT_METER: Meter = "provisioned"
 """The meter of rewards and published policies unless another is named: what a cluster's owner pays."""
 
 
+def money(amount: float, currency: str) -> str:
+    """An amount for people, with three significant digits: ``$8.31``, ``EUR 0.0421``."""
+    sign = "$" if currency in ("USD", "$") else f"{currency} "
+    return f"{sign}{amount:,.0f}" if amount >= 100 else f"{sign}{amount:#.3g}"
+
+
 @dataclass(frozen=True)
 class PriceSheet(Checked):
     """Prices in ``currency`` per second."""

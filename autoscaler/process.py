@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from autoscaler.build import build_controller, build_platform
 from autoscaler.cluster import ClusterSide
 from autoscaler.contract import TickReport
+from autoscaler.errors import AccessError, PlatformError
 from autoscaler.exposition import ControllerMetrics, Exposition
 from autoscaler.loop import run
 from autoscaler.platforms.shadow import ShadowBill, ShadowPlatform
@@ -42,12 +43,18 @@ class ControllerProcess:
         platform = (
             build_platform(settings, pipeline, self._progress.sign) if self._cluster is None else self._cluster.platform
         )
+        self._platform = platform
         shadow = ShadowPlatform(platform) if settings.shadow else None
         self._controller, self._window_s = build_controller(settings, shadow or platform)
         self._bill = (
             None if shadow is None else ShadowBill(shadow, self._controller.prices, self._controller.policy.name)
         )
         self._metrics = ControllerMetrics(pipeline, settings.slo_s, self._bill)
+
+    @property
+    def currency(self) -> str:
+        """Of the price sheet."""
+        return self._controller.prices.currency
 
     def stop(self) -> None:
         """End after the tick that is under way; from a signal's handler, too."""
@@ -58,6 +65,8 @@ class ControllerProcess:
         exposition = self._expose(self._settings.metrics_port) if self._settings.metrics_port else None
         if self._cluster is not None:
             self._cluster.start(self._stopped)
+        else:
+            self._check_access()
         try:
             with spared_collections() as settle:
                 run(
@@ -75,6 +84,15 @@ class ControllerProcess:
                 self._cluster.close()
             if exposition is not None:
                 exposition.close()
+
+    def _check_access(self) -> None:
+        """Raises AccessError: a wrong password does not become right by waiting. All other trouble may pass."""
+        try:
+            self._platform.configurations()
+        except AccessError:
+            raise
+        except PlatformError as error:
+            log.warning("%s", error)
 
     def _on_tick(self, settle: Callable[[], None]) -> Callable[[TickReport], None]:
         """``settle`` is called once, after the first tick."""

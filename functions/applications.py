@@ -6,6 +6,7 @@ What needs torch is imported where it is needed: a function that serves experts 
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING
 
 from functions.dispatch.resolvers import FeedResolver, Resolver, TemplateResolver
@@ -19,6 +20,8 @@ from moe.manifest import Manifest, load
 
 if TYPE_CHECKING:
     from moe.tokenize import TextTokenizer
+
+log = logging.getLogger(__name__)
 
 
 def build(
@@ -38,12 +41,30 @@ def build(
 
         ingress = Ingress(manifest, settings, loop, tokenizer)
         ingress.follow(resolver_for(settings, manifest))
+        log.info("ingress of %s: texts of at most %s tokens", manifest.name, _most_tokens(manifest))
         return ingress
+    application = relaying(_of_nodes(manifest, settings, loop), settings, loop)
+    weights = sum(manifest.node(node).parameter_bytes for node in settings.nodes)
+    names = ", ".join(settings.nodes)
+    where = f"{weights / 2**20:.1f} MiB of weights on the {settings.device.kind}"
+    log.info("%s of %s: %s, %s", names, manifest.name, where, _slots(settings))
+    return application
+
+
+def _of_nodes(manifest: Manifest, settings: FunctionSettings, loop: asyncio.AbstractEventLoop) -> Application:
     if settings.engine == "numpy" and expert_nodes.served(manifest, settings):
-        return relaying(expert_nodes.expert_application(manifest, settings, loop), settings, loop)
+        return expert_nodes.expert_application(manifest, settings, loop)
     from functions.serving.nodes import node_application
 
-    return relaying(node_application(manifest, settings, loop), settings, loop)
+    return node_application(manifest, settings, loop)
+
+
+def _most_tokens(manifest: Manifest) -> str:
+    return "any number of" if manifest.tokenizer is None else str(manifest.tokenizer.max_tokens)
+
+
+def _slots(settings: FunctionSettings) -> str:
+    return f"at most {settings.max_inflight} calls at once" if settings.max_inflight else "any number of calls at once"
 
 
 def relaying(application: Application, settings: FunctionSettings, loop: asyncio.AbstractEventLoop) -> Application:

@@ -267,7 +267,10 @@ async def serve(settings: GatewaySettings, cluster: KubernetesSettings | None = 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     credentials = ensure_credentials(settings)
-    with _listen(settings.host, settings.port) as api, _listen(settings.host, settings.metrics_port) as metrics:
+    with (
+        _listen(settings.host, settings.port, "--port") as api,
+        _listen(settings.host, settings.metrics_port, "--metrics-port") as metrics,
+    ):
         url = f"http://{settings.host}:{api.getsockname()[1]}"
         gateway = Gateway(settings, _backend(settings, cluster, url), credentials)
         gateway.system.metrics_address = f"{settings.host}:{metrics.getsockname()[1]}"
@@ -329,12 +332,12 @@ def _process_settings(settings: GatewaySettings, url: str) -> ProcessSettings:
     )
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, option: str) -> socket.socket:
     try:
         return listen(host, port)
     except OSError as error:
         raise click.ClickException(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another --port"
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another {option}"
         ) from error
 
 

@@ -9,6 +9,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from moe.checkpoints.open import check_experts, head_left_out, open_source
+from moe.checkpoints.source import Source
 from moe.errors import MoeError
 from moe.inspect import inspect, render
 from moe.manifest import Manifest
@@ -99,6 +101,9 @@ def split(
                 bar.update(task, description=node_id, completed=done, total=total)
 
             preset = PRESETS.get(source)
+            opened = None if preset is not None else open_source(source)
+            if opened is not None:
+                check_experts(opened, experts)
             experts = experts or (preset.experts if preset else 4)
             top_k = top_k or (min(experts, preset.top_k) if preset else None)
             # The preset's adapter belongs to its installed weights: another checkpoint has none here.
@@ -109,7 +114,7 @@ def split(
             if preset is None and (folder is not None or width is not None):
                 raise click.UsageError("--source and --width belong to presets.")
             manifest = split_checkpoint(
-                source if preset is None else preset_source(preset, folder, width, seed),
+                opened or preset_source(PRESETS[source], folder, width, seed),
                 out,
                 name,
                 experts,
@@ -128,7 +133,10 @@ def split(
     if as_json:
         click.echo(json.dumps({"out": str(out), "name": manifest.name, "nodes": len(manifest.nodes)}))
         return
-    console.print(_sentence(manifest, out))
+    for note in _notes(manifest, opened):
+        click.echo(f"note: {note}", err=True)
+    click.echo(_sentence(manifest, out), err=True)
+    click.echo(f"smoe pipeline inspect {out}    shows it;    smoe up {out}    serves it", err=True)
 
 
 @click.command("inspect")
@@ -145,6 +153,17 @@ def inspect_(directory: Path, as_json: bool, verify: bool) -> None:
         click.echo(json.dumps(view.to_json()))
     else:
         Console().print(render(view))
+
+
+def _notes(manifest: Manifest, source: Source | None) -> list[str]:
+    """What a user may not expect of the pipeline."""
+    notes = []
+    head = None if source is None else head_left_out(source)
+    if head is not None:
+        notes.append(f"the checkpoint is a {head}, whose head is left out: the pipeline answers embeddings")
+    if manifest.tokenizer is None:
+        notes.append("no tokenizer.json in the checkpoint: functions cannot take texts; put one there and split again")
+    return notes
 
 
 def _sentence(manifest: Manifest, out: Path) -> str:

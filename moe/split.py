@@ -123,7 +123,7 @@ def check_target(out: Path, force: bool) -> None:
     if not out.exists() and not out.is_symlink():
         return
     if not force:
-        raise CheckpointError(f"{out}: exists already; choose another place or allow replacing it (force).")
+        raise CheckpointError(f"{out}: exists already; choose another place or replace it (--force).")
     if not (out / m.MANIFEST_FILE).is_file():
         raise CheckpointError(f"{out}: exists and is not a pipeline folder, so it is not replaced.")
 

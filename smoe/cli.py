@@ -21,7 +21,7 @@ COMMANDS = {
     ),
     "up": LazyCommand("smoe.commands.service", "up", "start the gateway and deploy a pipeline", EVERY_DAY),
     "down": LazyCommand("smoe.commands.service", "down", "stop the gateway and every function", EVERY_DAY),
-    "status": LazyCommand("smoe.commands.service", "status", "functions, replicas, limits, usage", EVERY_DAY),
+    "status": LazyCommand("smoe.commands.status", "status", "functions, replicas, limits, usage", EVERY_DAY),
     "invoke": LazyCommand("smoe.commands.service", "invoke", "send text to a pipeline and print the answer", EVERY_DAY),
     "chat": LazyCommand("smoe.commands.chat", "chat", "talk to a decoder in the terminal", EVERY_DAY),
     "top": LazyCommand("smoe.commands.top", "top", "live view of a running pipeline", EVERY_DAY),
@@ -76,7 +76,7 @@ def main() -> None:
     except Exception as error:
         if not _is_ours(error):
             raise
-        click.echo(f"error: {error}", err=True)
+        click.echo(f"Error: {error}", err=True)
         sys.exit(1)
 
 

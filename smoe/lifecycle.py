@@ -90,9 +90,10 @@ def start_gateway(settings: GatewaySettings, *, detach: bool, timeout_s: float =
     (settings.state / "gateway.json").unlink(missing_ok=True)
     log_path = settings.state / "gateway.log"
     with log_path.open("ab") as log:
+        begin = log.tell()  # what earlier gateways logged says nothing of this one
         process = _spawn(gateway_command(settings), log, detach=detach)
     try:
-        _wait_started(process, settings.state, log_path, timeout_s)
+        _wait_started(process, settings.state, log_path, begin, timeout_s)
     except BaseException:
         stop_process(process)
         raise
@@ -111,27 +112,26 @@ def _spawn(command: list[str], log: IO[bytes], *, detach: bool) -> subprocess.Po
     )
 
 
-def _wait_started(process: subprocess.Popen[bytes], state: Path, log_path: Path, timeout_s: float) -> None:
+def _wait_started(process: subprocess.Popen[bytes], state: Path, log_path: Path, begin: int, timeout_s: float) -> None:
     end_s = time.monotonic() + timeout_s
     while time.monotonic() < end_s:
         if process.poll() is not None:
-            raise NotReadyError(
-                f"the gateway ended with status {process.returncode}; the end of {log_path}:\n{log_end(log_path)}"
-            )
+            end = log_end(log_path, begin)
+            raise NotReadyError(f"the gateway ended with status {process.returncode}; the end of {log_path}:\n{end}")
         if (state / "gateway.json").exists():
             with suppress(GatewayUnreachableError):
                 GatewayClient.from_state(state).info()
                 return
         time.sleep(0.05)
     raise NotReadyError(
-        f"the gateway did not answer within {timeout_s:.0f} s; the end of its log:\n{log_end(log_path)}"
+        f"the gateway did not answer within {timeout_s:.0f} s; the end of its log:\n{log_end(log_path, begin)}"
     )
 
 
-def log_end(path: Path, lines: int = 15) -> str:
-    """Last lines of a log file, or a note that there is none."""
+def log_end(path: Path, begin: int, lines: int = 15) -> str:
+    """Last lines of a log file from byte ``begin`` on, or a note that there is none."""
     try:
-        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+        return "\n".join(path.read_bytes()[begin:].decode(errors="replace").splitlines()[-lines:])
     except OSError:
         return "(no log)"
 

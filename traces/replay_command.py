@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import requests
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -24,11 +25,23 @@ from traces.model import Trace
 from traces.options import clip_options, data_option, json_option, placement_option, seed_option
 from traces.results import CsvSink
 
+GATEWAY = "http://127.0.0.1:8080"
+
 
 @click.command()
 @click.argument("function")
 @click.option(
-    "--gateway", "gateway_url", default="http://127.0.0.1:8080", show_default=True, help="Address of the gateway."
+    "--gateway",
+    "gateway_url",
+    default=None,
+    help=f"Address of the gateway. [default: the state folder's, else {GATEWAY}]",
+)
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(".smoe"),
+    show_default=True,
+    help="State folder: where the gateway listens.",
 )
 @click.option(
     "--trace", "trace_name", default=None, help="Data set or file. [default: the bursty hour of the main job]"
@@ -91,7 +104,8 @@ from traces.results import CsvSink
 @json_option
 def replay(
     function: str,
-    gateway_url: str,
+    gateway_url: str | None,
+    state: Path,
     trace_name: str | None,
     row: str | None,
     start_s: float | None,
@@ -123,7 +137,7 @@ def replay(
         trace = scale.thin(trace, min(1.0, max_rps / (trace.mean_rps * speed)), seed)
     chosen = prompts.load_prompts(texts or _text_folder(folder), max_words)
     settings = client.ReplaySettings(
-        url=f"{gateway_url.rstrip('/')}/function/{function}",
+        url=f"{(gateway_url or _address(state)).rstrip('/')}/function/{function}",
         speed=speed,
         connections=connections,
         timeout_s=timeout_s,
@@ -133,6 +147,7 @@ def replay(
         fields=dict(_field(text) for text in fields),
     )
     client.check(settings)
+    _preflight(settings, chosen.choose(1, seed)[0])
     summary = _replay(trace, chosen, settings, out, without_progress=as_json)
     if as_json:
         click.echo(json.dumps(summary))
@@ -140,6 +155,27 @@ def replay(
         _print_summary(summary, out)
     if summary["failed"]:
         raise SystemExit(1)
+
+
+def _address(state: Path) -> str:
+    """Of the gateway that runs on a state folder, else the usual one."""
+    try:
+        return str(json.loads((state / "gateway.json").read_text())["url"])
+    except (OSError, ValueError, KeyError):
+        return GATEWAY
+
+
+def _preflight(settings: client.ReplaySettings, text: str) -> None:
+    """One request before all others. Raises ReplayError for an answer that every other request would get, too."""
+    try:
+        with requests.Session() as session:
+            session.trust_env = False
+            body = {"inputs": text, **settings.fields}
+            reply = session.post(settings.url, json=body, timeout=settings.timeout_s)
+    except requests.RequestException:  # the replay records what happens to each request
+        return
+    if client.judge(reply.status_code) == "client_error":
+        raise ReplayError(f"{settings.url} answered {reply.status_code}: {reply.text.strip()[:300]}")
 
 
 @dataclass(frozen=True)
@@ -262,6 +298,8 @@ def _print_summary(summary: dict[str, Any], out: Path) -> None:
     others = {kind: count for kind, count in summary["outcomes"].items() if kind != "ok"}
     if others:
         table.add_row("not ok", ", ".join(f"{count} {kind}" for kind, count in others.items()))
+    if others.get("rejected"):
+        table.add_row("rejected", "429: as many calls were in flight as the function takes (slots in smoe status)")
     for name, key in (("latency", "latency_s"), ("since due", "from_schedule_s"), ("client late", "lateness_s")):
         numbers = summary[key]
         if numbers:

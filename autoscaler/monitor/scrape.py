@@ -59,6 +59,14 @@ class ScrapeSource:
             problems.append(str(error))
         return readings_of(self._targets, now_s, window_s, problems, self._stale_s)
 
+    def latest(self, now_s: float) -> list[Samples]:
+        """What every target that answers has counted until now; nothing where the list cannot be read."""
+        try:
+            self._scrape_all(now_s, [])
+        except MetricsError:
+            return []
+        return [history.scrapes[-1][1] for history in self._targets.values() if history.scrapes]
+
     def _scrape_all(self, now_s: float, problems: list[str]) -> None:
         named = self._target_list()
         self._forget(named, now_s - self._longest_s)

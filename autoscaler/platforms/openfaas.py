@@ -18,7 +18,7 @@ from requests.adapters import HTTPAdapter
 from urllib3.util.retry import Retry
 
 from autoscaler.contract import NAMESPACE, Configuration
-from autoscaler.errors import FunctionGoneError, PlatformError, UnreachableError
+from autoscaler.errors import AccessError, FunctionGoneError, PlatformError, UnreachableError
 from autoscaler.platforms.no_standbys import refuse_standbys
 from autoscaler.platforms.quantities import (
     annotations_with,
@@ -146,7 +146,7 @@ class OpenFaasPlatform:
                 break
             self._wait(_WAITS_S[-left])
         if reply.status_code in (401, 403):
-            raise UnreachableError(f"{method} {path} at {self._url} was refused: wrong user or password")
+            raise AccessError(f"{method} {path} at {self._url} was refused: wrong user or password")
         if reply.status_code == 404:
             raise FunctionGoneError(f"{method} {path}: not deployed at {self._url}")
         if reply.status_code >= 300:

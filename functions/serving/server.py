@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
 from collections import deque
 from collections.abc import Callable
@@ -35,6 +36,7 @@ from functions.wire.messages import (
 from platform_words.headers import CALLER_KEY
 
 log = logging.getLogger(__name__)
+REFUSALS_EVERY_S = 10.0
 
 MAX_HEADER_BYTES = 64 * 1024
 MAX_PIPELINED = 8
@@ -70,6 +72,7 @@ class FunctionServer:
         """Why it is not ready, in words."""
         self.draining = False
         self.connections: set[Connection] = set()
+        self._refused, self._refusals_logged_s = 0, -REFUSALS_EVERY_S
         self._server: asyncio.Server | None = None
         self._changed = asyncio.Event()
 
@@ -121,6 +124,7 @@ class FunctionServer:
             return
         limit = self.settings.max_inflight
         if limit and self.in_flight >= limit:
+            self._note_refusal(limit)
             message = f"Concurrent request limit exceeded. Max concurrent requests: {limit}"
             answer(error_reply(429, "overloaded", message, platform=True, retry_after_s=1))
             return
@@ -143,6 +147,14 @@ class FunctionServer:
         except Exception:
             log.exception("request %s failed", request.request_id)
             finish(error_reply(500, "internal", "the function failed; its log has the reason", platform=True))
+
+    def _note_refusal(self, limit: int) -> None:
+        """A line in the log at the first refusal, then at most one in ``REFUSALS_EVERY_S``."""
+        self._refused += 1
+        now_s = time.monotonic()
+        if now_s >= self._refusals_logged_s + REFUSALS_EVERY_S:
+            log.warning("refused %d calls with 429: %d were in flight, as many as allowed", self._refused, limit)
+            self._refused, self._refusals_logged_s = 0, now_s
 
     def _end_call(self) -> None:
         self.in_flight -= 1

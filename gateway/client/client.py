@@ -27,7 +27,7 @@ class GatewayClient:
         self.url = url.rstrip("/")
         self._session = requests.Session()
         self._session.trust_env = False
-        self._auth = ("admin", password) if password is not None else None
+        self.auth = ("admin", password) if password is not None else None
 
     def close(self) -> None:
         """Close connections that are kept open."""
@@ -57,6 +57,11 @@ class GatewayClient:
         with self._call("GET", "/system/replicas?follow=true", stream=True) as reply:
             for line in reply.iter_lines(chunk_size=None):
                 yield _by_name(json.loads(line))
+
+    def views(self) -> list[dict[str, Any]]:
+        """What controllers saw and did last, one document a pipeline. This project's gateway only."""
+        documents: list[dict[str, Any]] = self._call("GET", "/system/view").json()["views"]
+        return documents
 
     def info(self) -> dict[str, Any]:
         """GatewayInfo."""
@@ -132,7 +137,7 @@ class GatewayClient:
         return self._call("GET", path, stream=True, timeout=timeout)
 
     def _call(self, method: str, path: str, **options: Any) -> requests.Response:
-        response = self._send(method, path, auth=self._auth, **options)
+        response = self._send(method, path, auth=self.auth, **options)
         if response.status_code >= 400:
             text = response.text.strip()[:300]
             hint = " (wrong or missing password)" if response.status_code == 401 else ""

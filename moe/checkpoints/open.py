@@ -39,6 +39,13 @@ NATIVE: dict[str, Callable[[Source], NativeReader]] = {
 }
 
 
+OTHER_HEADS = tuple(
+    f"For{what}"
+    for what in ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice", "MaskedLM",
+                 "NextSentencePrediction", "PreTraining")
+)  # fmt: skip
+
+
 def open_source(path: str | Path) -> Source:
     """A Hugging Face folder, or a GGUF file. Raises CheckpointError."""
     if Path(path).is_file():
@@ -60,6 +67,25 @@ def is_dense(source: Source) -> bool:
     raise CheckpointError(
         f"{source.where}: {architecture}model_type {kind!r} is not supported; supported are {families}."
     )
+
+
+def check_experts(source: Source, experts: int | None) -> None:
+    """Raises CheckpointError where another number of ``experts`` a layer is asked of a mixture than it has."""
+    if experts is None or is_dense(source):
+        return
+    trained = open_native(source).experts
+    if experts != trained:
+        raise CheckpointError(
+            f"{source.where}: this checkpoint was trained with {trained} experts a layer, not {experts}; --experts is "
+            "for dense models."
+        )
+
+
+def head_left_out(source: Source) -> str | None:
+    """The checkpoint's architecture where it has a head that no pipeline has, such as a classifier."""
+    names = source.config.get("architectures")
+    name = str(names[0]) if isinstance(names, list) and names else ""
+    return name if name.endswith(OTHER_HEADS) else None
 
 
 def open_dense(source: Source) -> DenseReader:

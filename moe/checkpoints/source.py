@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +17,8 @@ from torch import Tensor
 from moe.errors import CheckpointError
 
 Config = dict[str, Any]
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+"""A model of the Hugging Face hub, which is not a folder."""
 
 
 class Source(Protocol):
@@ -38,6 +41,10 @@ class FolderSource:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.where = str(folder)
+        if not self.folder.is_dir():
+            hub = HUB_NAME.fullmatch(str(folder))
+            hint = f"; download it first: hf download {folder} --local-dir FOLDER" if hub else ""
+            raise CheckpointError(f"{folder}: is no folder here{hint}.")
         self.config = read_json(self.folder / "config.json")
         self._files = self._locate()
         self._open: dict[Path, Any] = {}

@@ -1,4 +1,4 @@
-"""``smoe up | down | status | deploy | remove | invoke | logs | stack``."""
+"""``smoe up | down | deploy | remove | invoke | logs | stack``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from gateway.backends.kubernetes.options import kubernetes_options, take_kubernetes_options
 from gateway.client.client import GatewayClient
 from gateway.client.errors import GatewayRefusedError
+from gateway.client.state import running_pid
 from gateway.contract import DEFAULT_NAMESPACE
 from gateway.options import listening_options
 from moe.manifest import Manifest
@@ -81,6 +81,7 @@ def up(
     """Start the embedded gateway and deploy PIPELINE on it (a preset such as minilm, or a pipeline folder)."""
     settings = lifecycle.GatewaySettings(state, host, port, metrics_port, cpu_scale, nodes, standbys)
     directory, manifest = ensure_pipeline(pipeline, settings.pipelines)
+    _check_takes_texts(manifest, directory)
     console = Console(stderr=True)
     with console.status("starting the gateway"):
         process = lifecycle.start_gateway(settings, detach=not foreground)
@@ -94,10 +95,13 @@ def up(
         lifecycle.stop_process(process)
         raise
     click.echo(f"pipeline   {manifest.name} ({directory})")
+    of_state = "" if state == Path(".smoe") else f" --state {state}"
     click.echo(f"gateway    {client.url}   user admin, password in {state / 'secrets' / 'basic-auth-password'}")
-    click.echo(f'try        curl -s {client.url}/function/{manifest.name} -d \'{{"inputs": "a sentence"}}\'')
+    click.echo(f"page       {client.url}/ui/   with that user and password")
+    for line in _next_steps(manifest, client.url, of_state):
+        click.echo(line)
     if not foreground:
-        click.echo("stop       smoe down" + ("" if state == Path(".smoe") else f" --state {state}"))
+        click.echo(f"stop       smoe down{of_state}")
         return
     try:
         process.wait()
@@ -115,27 +119,6 @@ def down(state: Path) -> None:
 
 
 @click.command()
-@state_option
-@gateway_option
-@password_option
-@json_option
-def status(state: Path, gateway_url: str | None, password_file: Path | None, as_json: bool) -> None:
-    """Show functions, replicas, limits and calls. Exit status 1 when a function has no ready replica."""
-    client = connect(state, gateway_url, password_file)
-    functions = sorted(client.functions(), key=lambda function: str(function["name"]))
-    waiting = [function["name"] for function in functions if not function.get("availableReplicas")]
-    if as_json:
-        click.echo(json.dumps({"gateway": client.url, "info": client.info(), "functions": functions}, indent=2))
-    else:
-        Console().print(_status_table(client.url, functions))
-        for note in client.info().get("notes", []):
-            click.echo(f"note: {note}")
-    if waiting:
-        click.echo(f"{len(waiting)} functions have no ready replica: {', '.join(waiting[:8])}", err=True)
-        sys.exit(1)
-
-
-@click.command()
 @_PIPELINE
 @state_option
 @gateway_option
@@ -145,6 +128,7 @@ def deploy(pipeline: str, state: Path, gateway_url: str | None, password_file: P
     """Deploy PIPELINE (preset or folder) on a running gateway, or update it there."""
     client = connect(state, gateway_url, password_file)
     directory, manifest = ensure_pipeline(pipeline, state / "pipelines")
+    _check_takes_texts(manifest, directory)
     runtime = runtime_memory(client.info()["provider"]["orchestration"], manifest.dtype)
     _deploy_with_progress(client, manifest, DeploymentSettings(**options, runtime=runtime), Console(stderr=True))
     click.echo(f"{manifest.name} ({directory}) is ready at {client.url}/function/{manifest.name}")
@@ -223,11 +207,34 @@ def invoke(
 @password_option
 def logs(name: str, tail: int, follow: bool, state: Path, gateway_url: str | None, password_file: Path | None) -> None:
     """Show the log of function NAME."""
+    if gateway_url is None and running_pid(state) is None:
+        _stored_log(state, name, tail)
+        return
     client = connect(state, gateway_url, password_file)
+    shown = 0
     for line in client.logs(name, tail, follow).iter_lines():
         if line:
             entry = json.loads(line)
             click.echo(f"{entry['timestamp']} {entry['instance']} {entry['text']}")
+            shown += 1
+    if not shown:
+        click.echo(f"{name} has logged nothing yet", err=True)
+
+
+def _stored_log(state: Path, name: str, tail: int) -> None:
+    """What replicas of a gateway that has ended logged. Raises SmoeError where there is nothing."""
+    folders = [path for path in (state / "logs").glob(f"{name}.*") if path.name.rpartition(".")[0] == name]
+    files = [file for folder in folders for file in folder.glob("*.log")]
+    lines = sorted(
+        f"{stamp} {file.stem} {text}"
+        for file in files
+        for stamp, _, text in (line.partition(" ") for line in file.read_text(errors="replace").splitlines())
+    )
+    if not lines:
+        raise SmoeError(f"no gateway runs on {state}, and {name} has left no log there")
+    click.echo(f"no gateway runs on {state}; from the files of the last one:", err=True)
+    for line in lines[-tail:] if tail > 0 else lines:
+        click.echo(line)
 
 
 @click.command()
@@ -289,6 +296,29 @@ def stack(
     click.echo(render_manifests(manifest, settings, cluster, namespace), nl=False)
 
 
+def _next_steps(manifest: Manifest, url: str, of_state: str) -> list[str]:
+    """What to do with a pipeline that is up."""
+    if manifest.task == "embedding":
+        first = f'try        curl -s {url}/function/{manifest.name} -d \'{{"inputs": "a sentence"}}\''
+    else:
+        first = f"try        smoe invoke --name {manifest.name}{of_state} 'a text to go on with'"
+    return [
+        first,
+        f"           OpenAI's API at {url}/v1, model {manifest.name}",
+        f"watch      smoe status{of_state}    or live: smoe top {manifest.name}{of_state}",
+        f"scale      smoe autoscale --pipeline {manifest.name}{of_state} --policy hpa --slo-ms 1000",
+    ]
+
+
+def _check_takes_texts(manifest: Manifest, directory: Path) -> None:
+    """Raises SmoeError: no ingress could start."""
+    if manifest.tokenizer is None:
+        raise SmoeError(
+            f"{directory}: pipeline {manifest.name} has no tokenizer, so its ingress cannot take texts; put "
+            "tokenizer.json next to the checkpoint's config.json and split it again"
+        )
+
+
 def _deploy_with_progress(
     client: GatewayClient, manifest: Manifest, settings: DeploymentSettings, console: Console
 ) -> None:
@@ -303,27 +333,6 @@ def _deploy_with_progress(
         total = len(manifest.nodes) + 1 if not settings.max_functions else settings.max_functions
         task = progress.add_task(f"deploying {manifest.name}", total=total)
         lifecycle.deploy_pipeline(client, manifest, settings, lambda ready: progress.update(task, completed=ready))
-
-
-def _status_table(url: str, functions: list[dict[str, Any]]) -> Table:
-    table = Table(title=f"{len(functions)} functions at {url}", title_justify="left")
-    for column in ("function", "ready", "wanted", "calls", "memory", "cpu", "call slots"):
-        table.add_column(column, justify="left" if column == "function" else "right", overflow="fold")
-    for function in functions:
-        limits = function.get("limits") or {}
-        ready = function.get("availableReplicas", 0)
-        style = None if ready else "red"
-        table.add_row(
-            function["name"],
-            str(ready),
-            str(function.get("replicas", 0)),
-            f"{function.get('invocationCount', 0):.0f}",
-            limits.get("memory", ""),
-            limits.get("cpu", ""),
-            (function.get("envVars") or {}).get("max_inflight", ""),
-            style=style,
-        )
-    return table
 
 
 def _print_answer(answer: dict[str, Any], texts: list[str]) -> None:

@@ -6,13 +6,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from autoscaler.build import build_controller
-from autoscaler.contract import TickReport
+from autoscaler.contract import Configuration, TickReport
 from autoscaler.loop import run
 from autoscaler.settings import ControllerSettings
 from gateway.client.client import GatewayClient
@@ -20,10 +21,12 @@ from gateway.client.errors import GatewayClientError, GatewayRefusedError, Gatew
 from placement.errors import PlacementError
 from placement.moves.managers import Managers, read_feed_token
 from smoe.commands.options import connect, gateway_option, password_option, state_option
-from smoe.view.build import ViewBuilder
+from smoe.view.build import ViewBuilder, describe_change
 from smoe.view.live import View
-from smoe.view.model import NodeRow
+from smoe.view.model import DecisionLine, NodeRow, ViewState
 
+LATE_S, LATE_WINDOWS = 30.0, 3.0
+"""A controller whose last window ended longer ago, in seconds and in windows, has ended."""
 PATIENCE_S = 0.0
 """Seconds to retry a manager that does not answer: none, as the next look comes soon."""
 
@@ -127,7 +130,8 @@ def top(
         dry_run=True,
     )
     controller, window_s = build_controller(settings)
-    builder = ViewBuilder(pipeline, "watching", time.time(), settings.slo_s, controller.prices.currency)
+    started_s = time.time()
+    builder = ViewBuilder(pipeline, "watching", started_s, settings.slo_s, controller.prices.currency)
     watch = NodeWatch(client, _managers(client, state), controller.topology.functions())
     stop = threading.Event()
     ticks_shown = 0
@@ -136,7 +140,9 @@ def top(
         def on_tick(report: TickReport) -> None:
             nonlocal ticks_shown
             ticks_shown += 1
-            view.show(builder.tick(report, watch.look()))
+            view.show(
+                with_controller(builder.tick(report, watch.look()), seen_by_controller(client, pipeline), started_s)
+            )
             if ticks is not None and ticks_shown >= ticks:
                 stop.set()
 
@@ -144,6 +150,37 @@ def top(
             run(controller, interval_s, lambda wait_s: stop.wait(wait_s), on_tick, window_s=window_s)
         except KeyboardInterrupt:
             return
+
+
+def seen_by_controller(client: GatewayClient, pipeline: str) -> Mapping[str, Any] | None:
+    """What a controller that runs wrote last about the pipeline; None without one, or where nothing answers."""
+    try:
+        documents = client.views()
+    except (GatewayRefusedError, GatewayUnreachableError):
+        return None
+    for document in documents:
+        young_s = max(LATE_S, LATE_WINDOWS * float(document.get("window_s") or 0.0))
+        if document.get("pipeline") == pipeline and time.time() - float(document.get("end_s") or 0.0) <= young_s:
+            return document
+    return None
+
+
+def with_controller(state: ViewState, document: Mapping[str, Any] | None, started_s: float) -> ViewState:
+    """The view with a controller's policy, SLO and decisions. ``started_s``: Unix time from which the view counts."""
+    if document is None:
+        return replace(state, notes=("no controller runs: smoe autoscale scales this pipeline",))
+    lines = tuple(
+        DecisionLine(
+            one["time_s"] - started_s,
+            one["function"],
+            describe_change(Configuration(**one["present"]), Configuration(**one["target"])) + f" ({one['result']})",
+            one["reason"],
+        )
+        for one in document["decisions"]
+        if one["result"] != "held"
+    )
+    slo_s = state.slo_s if state.slo_s is not None else document.get("slo_s")
+    return replace(state, policy=str(document["policy"]), slo_s=slo_s, decisions=lines)
 
 
 def _managers(client: GatewayClient, state: Path) -> Managers | None:

@@ -14,6 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from autoscaler.prices import money
 from smoe.view.model import DecisionLine, ExpertCell, NodeRow, ViewState
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -314,9 +315,7 @@ def _number(value: float | None) -> str:
 
 
 def _money(value: float | None, currency: str) -> str:
-    if value is None:
-        return UNKNOWN
-    return f"{currency}{value:.2f}" if value >= 1 else f"{currency}{value:.4f}"
+    return UNKNOWN if value is None else money(value, currency)
 
 
 def _clock(seconds: float) -> str:

@@ -120,11 +120,22 @@ def report(**more: Any) -> TickReport:
 
 
 def test_a_tick_is_one_line_for_people() -> None:
-    assert line(report()) == "requests 1.0/s, P95 200.0 ms, 1 changes: m 256MiB/1cpu/1x4 → 256MiB/1cpu/3x4"
+    assert line(report()) == "requests 1.0/s, P95 200.0 ms, $720/h, 1 changes: m 256MiB/1cpu/1x4 → 256MiB/1cpu/3x4"
     failed = report(applied=(), failures={"m": "broken"}, dry_run=True)
     assert "1 changes (dry run); 1 failed" in line(failed)
     many = replace(report(), decisions=report().decisions * 9)
     assert line(many).endswith("…") and line(many).count("→") == 8
+
+
+def test_a_tick_names_the_slo_whether_it_is_broken_and_why_nothing_changes() -> None:
+    kept, other = (
+        Decision("m", "ingress", configuration(1), configuration(1), configuration(1), reason, ())
+        for reason in ("CPU 31 % of 80 %", "other")
+    )
+    quiet = replace(report(), decisions=(other, kept, kept))
+    assert "P95 200.0 ms of 150 ms OVER," in line(quiet, slo_s=0.15)
+    assert "P95 200.0 ms of 250 ms," in line(quiet, slo_s=0.25, currency="EUR")
+    assert line(quiet, currency="EUR").endswith("EUR 720/h, 0 changes (CPU 31 % of 80 %)")
 
 
 def test_a_tick_without_data_says_so_and_shows_dashes() -> None:

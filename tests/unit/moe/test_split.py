@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from moe.commands import split as split_command
 from moe.errors import CheckpointError
 from moe.manifest import load
 from moe.preset import PRESETS, byte_tokenizer, preset_source, preset_tokenizer
@@ -345,3 +347,30 @@ def test_bytes_per_token_are_those_of_the_tensors_that_travel(case: Case) -> Non
     assert {node.layer for node in nodes if node.kind == "expert"} == set(range(model.manifest.layers))
     stated = {node.id: (node.bytes_in_per_token, node.bytes_out_per_token) for node in nodes}
     assert travelled == stated
+
+
+def split_by_command(checkpoint: Path, out: Path, *more: str) -> Any:
+    return CliRunner().invoke(split_command, [str(checkpoint), "--out", str(out), *more])
+
+
+def test_other_numbers_of_experts_than_a_mixture_has_are_refused(tmp_path: Path) -> None:
+    checkpoint = tiny.store(tiny.build("mixtral"), tmp_path / "c")
+    refused = split_by_command(checkpoint, tmp_path / "p", "--experts", "7")
+    assert refused.exit_code == 1
+    assert "experts a layer, not 7" in refused.output
+    assert not (tmp_path / "p").exists()
+
+
+def test_a_head_that_is_left_out_and_a_missing_tokenizer_are_noted(tmp_path: Path) -> None:
+    checkpoint = tiny.store(tiny.build("bert"), tmp_path / "c")
+    change_config(checkpoint, architectures=["BertForSequenceClassification"])
+    noted = split_by_command(checkpoint, tmp_path / "p")
+    assert noted.exit_code == 0
+    assert "note: the checkpoint is a BertForSequenceClassification, whose head is left out" in noted.output
+    assert "note: no tokenizer.json in the checkpoint" in noted.output
+
+
+def test_a_models_name_on_the_hub_is_no_folder(tmp_path: Path) -> None:
+    refused = split_by_command(Path("some-org/some-model"), tmp_path / "p")
+    assert refused.exit_code == 1
+    assert "is no folder here; download it first: hf download some-org/some-model --local-dir" in refused.output

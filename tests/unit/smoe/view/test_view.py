@@ -12,6 +12,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from autoscaler.contract import Configuration, Cost, Decision, NodeObservation, Observation, TickReport
+from smoe.commands.top import with_controller
 from smoe.view.build import ViewBuilder, describe_change
 from smoe.view.live import View
 from smoe.view.model import DecisionLine, ExpertCell, NodeRow, ViewState
@@ -275,3 +276,24 @@ def test_a_plain_line_names_nodes_in_short() -> None:
     line = plain_line(grid(2, 2, nodes=NODES))
     assert line.endswith("nodes=a:32/90.3MB,b:4/12.0MB(3 arriving),c:1")
     assert "nodes=" not in plain_line(grid(2, 2))
+
+
+def test_a_running_controllers_policy_slo_and_decisions_are_shown() -> None:
+    phi = {"memory_mb": 128, "cpu_cores": 1.0, "gpu_share": 0.0, "concurrency": 8, "burst": None}
+    document = {
+        "policy": "hpa",
+        "slo_s": 0.2,
+        "decisions": [
+            {"time_s": 105.0, "function": "m-expert-0-0", "present": {**phi, "replicas": 1},
+             "target": {**phi, "replicas": 3}, "reason": "busy", "result": "applied"},
+            {"time_s": 106.0, "function": "m-expert-0-1", "present": {**phi, "replicas": 1},
+             "target": {**phi, "replicas": 1}, "reason": "no data", "result": "held"},
+        ],
+    }  # fmt: skip
+    state = with_controller(ViewState("m", "watching", 10.0, 5.0), document, started_s=100.0)
+    assert (state.policy, state.slo_s) == ("hpa", 0.2)
+    assert state.decisions == (DecisionLine(5.0, "m-expert-0-0", "replicas 1 → 3 (applied)", "busy"),)
+
+
+def test_without_a_controller_the_view_says_how_to_start_one() -> None:
+    assert "smoe autoscale" in with_controller(ViewState("m", "watching", 10.0, 5.0), None, 100.0).notes[0]

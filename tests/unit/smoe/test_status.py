@@ -1,0 +1,45 @@
+"""What ``smoe status`` makes of the metrics of two ingress replicas."""
+
+from __future__ import annotations
+
+import pytest
+
+from smoe.commands.status import work_of
+
+
+def function(name: str, nodes: str = "") -> dict[str, object]:
+    return {"name": name, "labels": {"smoe.pipeline": "m"}, "envVars": {"smoe_nodes": nodes} if nodes else {}}
+
+
+def sample(name: str, value: float, **labels: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    return {(name, tuple(sorted({"pipeline": "m", **labels}.items()))): value}
+
+
+def test_calls_of_nodes_are_those_of_their_functions_summed_over_ingresses() -> None:
+    functions = [function("m"), function("m-expert-0-0", "expert-0-0"), function("m-rest", "segment-0, expert-0-1")]
+    one = {
+        **sample("smoe_requests_total", 4, code="200"),
+        **sample("smoe_node_calls_total", 3, node="expert-0-0", code="200"),
+        **sample("smoe_node_calls_total", 1, node="expert-0-0", code="429"),
+        **sample("smoe_node_tokens_total", 30, node="expert-0-0"),
+        **sample("smoe_node_calls_total", 4, node="segment-0", code="200"),
+    }
+    two = {
+        **sample("smoe_node_calls_total", 6, node="expert-0-0", code="200"),
+        **sample("smoe_node_calls_total", 2, node="expert-0-1", code="200"),
+    }
+    work = work_of(functions, one, two)
+    assert {name: done.calls for name, done in work.items()} == {"m": 4, "m-expert-0-0": 10, "m-rest": 6}
+    assert work["m-expert-0-0"].tokens == 30
+
+
+def test_latency_is_the_histograms_quantile() -> None:
+    buckets = {**sample("smoe_node_call_seconds_bucket", 90, node="expert-0-0", le="0.1")}
+    buckets |= sample("smoe_node_call_seconds_bucket", 100, node="expert-0-0", le="0.2")
+    buckets |= sample("smoe_node_call_seconds_bucket", 100, node="expert-0-0", le="+Inf")
+    work = work_of([function("m-expert-0-0", "expert-0-0")], buckets)
+    assert work["m-expert-0-0"].p95_s == pytest.approx(0.15)
+
+
+def test_functions_that_no_ingress_counts_are_left_out() -> None:
+    assert work_of([function("m"), function("other")]) == {}
