@@ -53,9 +53,8 @@ class FunctionApp(flask.Flask):
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="function-loop", daemon=True)
         self._thread.start()
-        self.server = FunctionServer(
-            Starting(lambda: self.server), ServerSettings(settings.max_inflight, drain_s=settings.write_timeout_s)
-        )
+        bounds = ServerSettings(settings.max_inflight, drain_s=settings.write_timeout_s, quiet_s=settings.quiet_s)
+        self.server = FunctionServer(Starting(lambda: self.server), bounds)
         self.server.ready = False
         self._tasks = [
             asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -158,8 +157,8 @@ class FunctionApp(flask.Flask):
 def serve(app: FunctionApp, host: str, port: int, threads: int) -> None:
     """Serve until SIGTERM, drain, return. Call on the main thread.
 
-    The watchdog in front passes SIGTERM on at once and goes on sending what it has taken; so this keeps answering until
-    nothing is in flight any more.
+    The watchdog in front passes SIGTERM on at once and goes on taking calls and sending them; so this keeps answering
+    until no call has come for a while and nothing is in flight any more.
     """
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -214,9 +216,10 @@ def _validator() -> Any:
 def load(directory: str | Path, verify: bool = True, *, trusted: bool = False) -> Manifest:
     """Read ``directory/pipeline.json``.
 
-    With ``verify`` every file's size and sha256 is compared with the manifest; without it only the manifest
-    itself is checked (schema and topology). ``trusted`` leaves out the schema too: for workers, whose manifest
-    was checked when it was deployed, and whose start it would make several times longer. Raises ManifestError.
+    With ``verify`` every file's size and sha256 is compared with the manifest, and what the weights' files state of
+    their tensors; without it only the manifest itself is checked (schema and topology). ``trusted`` leaves out the
+    schema too: for workers, whose manifest was checked when it was deployed, and whose start it would make several
+    times longer. Raises ManifestError.
     """
     path = Path(directory) / MANIFEST_FILE
     try:
@@ -230,6 +233,7 @@ def load(directory: str | Path, verify: bool = True, *, trusted: bool = False) -
     manifest = from_json(text, where=str(path), trusted=trusted)
     if verify:
         verify_files(manifest, Path(directory))
+        verify_weights(manifest, Path(directory))
     return manifest
 
 
@@ -401,6 +405,41 @@ def verify_files(manifest: Manifest, directory: Path, names: Iterable[str] | Non
             raise ManifestError(
                 f"{path}: sha256 is {digest}, {MANIFEST_FILE} states {ref.sha256}; the file was changed or damaged."
             )
+
+
+def verify_weights(manifest: Manifest, directory: Path) -> None:
+    """Compare the tensors that weights' files hold, by their heads, with each node's bytes. Raises ManifestError."""
+    sizes: dict[str, dict[str, int]] = {}
+    for node in manifest.nodes:
+        path = directory / node.weights.file
+        if node.weights.file not in sizes:
+            sizes[node.weights.file] = _tensor_bytes(path)
+        held = sizes[node.weights.file].items()
+        nbytes = sum(size for name, size in held if name.startswith(node.weights.prefix))
+        if nbytes != node.parameter_bytes:
+            raise ManifestError(
+                f"{path}: holds {nbytes} bytes of {node.id}, the manifest's parameter_bytes is {node.parameter_bytes}."
+            )
+
+
+def _tensor_bytes(path: Path) -> dict[str, int]:
+    """Bytes of each tensor of a safetensors file. Raises ManifestError."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="numpy") as file:
+            tensors = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+            return {
+                name: math.prod(tensor.get_shape()) * _bits(tensor.get_dtype()) // 8 for name, tensor in tensors.items()
+            }
+    except (OSError, SafetensorError, ValueError) as error:
+        raise ManifestError(f"{path}: is not a readable safetensors file ({error}).") from error
+
+
+def _bits(dtype: str) -> int:
+    """Of an element, by safetensors' name of its type: F32, BF16, F8_E4M3, BOOL."""
+    number = re.search(r"\d+", dtype)
+    return int(number[0]) if number else 8
 
 
 def sha256_of(path: Path) -> str:

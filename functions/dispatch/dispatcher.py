@@ -41,6 +41,8 @@ MAX_ATTEMPTS = 5
 SUSPEND_S = 0.5
 """How long a replica that could not be reached is set aside the first time."""
 MAX_SUSPEND_S = 8.0
+ABSENT_S = 0.5
+"""How long calls wait for a function that is not among those deployed, which may be about to be."""
 BUSY_WAIT_S = 0.005
 """How long a replica that answered 429 is left alone."""
 
@@ -146,6 +148,8 @@ class _Function:
     """Replica-seconds with a call, up to the last time that a replica had none."""
     opening: Opening | None = None
     """The last activation that opened a replica of it, until the next call."""
+    deployed: bool = True
+    """It is in the last table, if only with no ready replica; or there was no table yet."""
     slots: dict[str, Slot] = field(default_factory=dict)
     waiting: deque[_Waiter] = field(default_factory=deque)
 
@@ -189,9 +193,12 @@ class Dispatcher:
         self.version += 1
         for name, function in self._functions.items():
             if name not in functions:
+                function.deployed = False
                 self._set_replicas(function, ())
+                self._expect(function)
         for name, replicas in functions.items():
             function = self._functions.setdefault(name, _Function(name))
+            function.deployed = True
             function.max_inflight, function.in_turn = replicas.max_inflight, bool(replicas.burst)
             self._set_replicas(function, replicas.replicas)
             self._grant(function)
@@ -201,6 +208,7 @@ class Dispatcher:
         self.version += 1
         for name, replicas in functions.items():
             function = self._functions.setdefault(name, _Function(name))
+            function.deployed = True
             function.max_inflight, function.in_turn = replicas.max_inflight, bool(replicas.burst)
             self._set_replicas(function, replicas.replicas)
             self._grant(function)
@@ -244,7 +252,7 @@ class Dispatcher:
         ``deadline_s`` is on the loop's clock; ``node`` is where it goes if a replica there has a free slot. Raises the
         errors of ``functions.wire.errors``.
         """
-        function = self._functions.setdefault(name, _Function(name))
+        function = self._known(name)
         avoid: set[str] = set()
         last = "it had no ready replica"
         failures = 0
@@ -302,7 +310,7 @@ class Dispatcher:
     def take(self, name: str, node: str = "") -> Slot | None:
         """A slot as a call would get it now, for :meth:`send`; to be given back with :meth:`release`. None: all are
         taken, or others wait for one."""
-        function = self._functions.setdefault(name, _Function(name))
+        function = self._known(name)
         return None if function.waiting else self._choose(function, set(), node, self._loop.time())
 
     def release(self, name: str, slot: Slot) -> None:
@@ -378,7 +386,28 @@ class Dispatcher:
             record.repeats.append("busy")
             await asyncio.sleep(BUSY_WAIT_S)
 
+    def absent(self, names: Sequence[str]) -> list[str]:
+        """Those of some functions that are not deployed."""
+        return [name for name in names if not self._known(name).deployed]
+
     # slots
+
+    def _known(self, name: str) -> _Function:
+        function = self._functions.get(name)
+        if function is None:
+            function = self._functions[name] = _Function(name, deployed=not self.version)
+        return function
+
+    def _expect(self, function: _Function) -> None:
+        """Have the calls that wait for a function that is not deployed refused, unless it is deployed soon."""
+        if function.waiting:
+            self._loop.call_later(ABSENT_S, self._refuse_absent, function)
+
+    def _refuse_absent(self, function: _Function) -> None:
+        while function.waiting and not function.deployed:
+            waiter = function.waiting.popleft()
+            if not waiter.turn.done():
+                waiter.turn.set_exception(NoReplicaError(f"{function.name} is not deployed"))
 
     def _set_replicas(self, function: _Function, replicas: Sequence[ReplicaAddress]) -> None:
         wanted = {replica.id: replica for replica in replicas}
@@ -468,6 +497,8 @@ class Dispatcher:
             raise self._too_late(function, last)
         waiter = _Waiter(self._loop.create_future(), avoid, node)
         function.waiting.append(waiter)
+        if not function.deployed:
+            self._expect(function)
         timer = self._loop.call_at(deadline_s, self._expire, function, waiter, last)
         self._grant(function)
         try:

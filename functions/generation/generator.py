@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from functions.dispatch.dispatcher import Dispatcher
+from functions.dispatch.dispatcher import ABSENT_S, Dispatcher
 from functions.generation.instance import Instance, NoKvError, UnreachableError, form
 from functions.generation.measures import Measures
 from functions.generation.run import InstanceRun, Waiting
@@ -19,6 +19,7 @@ from moe.manifest import Manifest
 
 log = logging.getLogger(__name__)
 
+NOT_READY = "not every segment has a ready replica"
 LOOK_S = 0.1
 """How often waiting texts are looked at: whether their time is spent, their reader has caught up, an instance can be
 made."""
@@ -50,7 +51,8 @@ class Generator:
         self._tasks: set[asyncio.Task[None]] = set()
         self._looking: asyncio.Task[None] | None = None
         self._failed_until_s: dict[str, float] = {}
-        self._refusal: CallError = NoReplicaError("not every segment has a ready replica")
+        self._segments = list(dict.fromkeys(caller.address(segment.id)[0] for segment in manifest.segments))
+        self._refusal: CallError = NoReplicaError(NOT_READY)
 
     def add(self, text: Text) -> None:
         """Have a text continued; its sink gets what comes of it. Raises OverloadedError."""
@@ -106,8 +108,10 @@ class Generator:
         while True:
             await self._make_instances()
             now_s = self._loop.time()
+            absent = [] if self.runs else self._dispatcher.absent(self._segments)
+            self._refusal = NoReplicaError(f"{absent[0]} is not deployed" if absent else NOT_READY)
             for text in [*waiting.texts, *waiting.parked]:
-                late = text.moved_s + self._timeout_s <= now_s and text not in waiting.parked
+                late = text.moved_s + (ABSENT_S if absent else self._timeout_s) <= now_s and text not in waiting.parked
                 if text.cancelled or late or (text.deadline_s is not None and text.deadline_s <= now_s):
                     self._drop(text)
             for text in [text for text in waiting.parked if not text.sink.full()]:

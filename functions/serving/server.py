@@ -56,6 +56,9 @@ class ServerSettings:
     """While draining: how long idle connections stay open for calls that are already on their way."""
     drain_s: float = 30.0
     """While draining: how long calls in flight may take."""
+    quiet_s: float = 0.0
+    """While draining: end only once there was no call for this long, at most after ``drain_s``. Who passes calls on, as
+    of-watchdog does, may go on for a while after it has passed on the signal."""
     caller_key: str = ""
     """What calls show in ``X-Smoe-Caller-Key``; empty: anybody may call."""
 
@@ -75,6 +78,8 @@ class FunctionServer:
         self._refused, self._refusals_logged_s = 0, -REFUSALS_EVERY_S
         self._server: asyncio.Server | None = None
         self._changed = asyncio.Event()
+        self._called_s = 0.0
+        """When the last call came, while draining."""
 
     async def start(self, listener: object) -> None:
         """Accept on ``listener`` (a bound socket)."""
@@ -89,6 +94,7 @@ class FunctionServer:
         """
         self.draining = True
         await asyncio.sleep(self.settings.settle_s)
+        await self._quiet()
         if self._server is not None:
             self._server.close()
         await asyncio.sleep(0)  # connections accepted last get their turn
@@ -101,6 +107,16 @@ class FunctionServer:
             log.warning("draining: %d calls still in flight after %.0f s", self.in_flight, self.settings.drain_s)
         for connection in list(self.connections):
             connection.close()
+
+    async def _quiet(self) -> None:
+        """Until no call has come for ``quiet_s``."""
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        self._called_s = max(self._called_s, begun_s)
+        while (left_s := self._called_s + self.settings.quiet_s - loop.time()) > 0:
+            if loop.time() - begun_s > self.settings.drain_s:
+                return
+            await asyncio.sleep(left_s)
 
     async def _all_closed(self) -> None:
         while self.connections or self.in_flight:
@@ -129,6 +145,8 @@ class FunctionServer:
             answer(error_reply(429, "overloaded", message, platform=True, retry_after_s=1))
             return
         self.in_flight += 1
+        if self.draining:
+            self._called_s = request.arrived_s
         done = False
 
         def finish(reply: Reply) -> None:

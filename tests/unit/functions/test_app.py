@@ -145,7 +145,13 @@ def test_bad_settings_keep_it_unready_with_a_sentence(bert: Path, nodes: str, wo
 def test_a_function_runs_from_its_environment_until_sigterm(bert: Path, module: str, key: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    own = {"smoe_pipeline": str(bert), "smoe_nodes": "expert-0-0", key: str(port), "OMP_NUM_THREADS": "1"}
+    own = {
+        "smoe_pipeline": str(bert),
+        "smoe_nodes": "expert-0-0",
+        key: str(port),
+        "OMP_NUM_THREADS": "1",
+        "smoe_quiet": "0s",
+    }
     with subprocess.Popen(
         [sys.executable, "-m", module], env={**os.environ, **own}, stderr=subprocess.PIPE, text=True
     ) as process:

@@ -218,6 +218,29 @@ async def test_without_a_replica_the_deadline_ends_in_503(caller: Caller) -> Non
         await caller.call(within_s=0.02)
 
 
+async def test_a_call_of_a_function_that_is_not_deployed_is_refused_with_its_name_long_before_its_time(
+    caller: Caller, start: Any
+) -> None:
+    caller.table()
+    caller.dispatcher.update({"other": FunctionReplicas(0, ())})
+    with pytest.raises(NoReplicaError, match="f is not deployed"):
+        await caller.call(within_s=1000.0)
+    assert caller.dispatcher.absent(["f", "other"]) == ["f"]
+    call = asyncio.ensure_future(caller.call(b"deployed meanwhile", within_s=1000.0))
+    await asyncio.sleep(0)
+    caller.table(await start(echo()))
+    assert await call == b"deployed meanwhile"
+
+
+async def test_calls_that_wait_when_their_function_is_removed_are_refused(caller: Caller, start: Any) -> None:
+    caller.table()
+    call = asyncio.ensure_future(caller.call(within_s=1000.0))
+    await asyncio.sleep(0)
+    caller.dispatcher.update({})
+    with pytest.raises(NoReplicaError, match="is not deployed"):
+        await call
+
+
 async def test_a_call_waits_for_a_replica_that_appears(caller: Caller, start: Any) -> None:
     call = asyncio.ensure_future(caller.call(b"late"))
     await asyncio.sleep(0)

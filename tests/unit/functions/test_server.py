@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -208,6 +209,30 @@ async def test_drain_answers_what_is_in_flight_and_then_closes(start: Any) -> No
         await asyncio.open_connection("127.0.0.1", running.port)
     writer.close()
     idle_writer.close()
+
+
+async def test_drain_stays_until_no_call_has_come_for_a_while(start: Any) -> None:
+    """Behind a watchdog, which goes on sending after it has passed on the signal."""
+    running = await start(echo(), quiet_s=0.3)
+    drain = asyncio.ensure_future(running.server.drain())
+    for _ in range(3):
+        await asyncio.sleep(0.15)
+        assert not drain.done()
+        ((status, _, _),) = await running.send(post("/", b"late"))
+        assert status == 200
+    last_s = asyncio.get_running_loop().time()
+    async with asyncio.timeout(100):
+        await drain
+    assert asyncio.get_running_loop().time() - last_s >= 0.25
+
+
+async def test_drain_does_not_stay_longer_than_its_time_however_many_calls_come(start: Any) -> None:
+    running = await start(echo(), quiet_s=0.1, drain_s=0.2)
+    drain = asyncio.ensure_future(running.server.drain())
+    async with asyncio.timeout(100):
+        while not drain.done():
+            with suppress(OSError, asyncio.IncompleteReadError):
+                await running.send(post("/", b"again"))
 
 
 async def test_drain_waits_for_a_request_that_is_still_arriving(start: Any) -> None:

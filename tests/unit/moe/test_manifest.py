@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import save as save_tensors
 
 from moe.errors import ManifestError
 from moe.manifest import MANIFEST_FILE, from_json, load, save, to_json
@@ -177,6 +180,25 @@ def test_truncated_and_missing_files_are_noticed(folder: Path) -> None:
         load(folder)
     path.unlink()
     with pytest.raises(ManifestError, match="not readable"):
+        load(folder)
+
+
+def rewritten(folder: Path, name: str, data: bytes) -> None:
+    """A file of the pipeline with other bytes, which the manifest states."""
+    (folder / name).write_bytes(data)
+    document = json.loads((folder / MANIFEST_FILE).read_text())
+    document["files"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    (folder / MANIFEST_FILE).write_text(json.dumps(document))
+
+
+def test_weights_that_are_broken_although_their_sha256_is_right_are_noticed(folder: Path) -> None:
+    name = "weights/expert-1-2.safetensors"
+    rewritten(folder, name, b"\xff" * 100)
+    load(folder, verify=False)
+    with pytest.raises(ManifestError, match=r"expert-1-2\.safetensors: is not a readable safetensors file"):
+        load(folder)
+    rewritten(folder, name, save_tensors({"up": np.zeros((3, 4), np.float32), "kept": np.zeros(5, np.int8)}))
+    with pytest.raises(ManifestError, match=r"holds 53 bytes of expert-1-2, the manifest's parameter_bytes is"):
         load(folder)
 
 
