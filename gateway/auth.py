@@ -14,13 +14,14 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from gateway.sessions import Sessions, session_of
 from gateway.settings import Credentials
+from gateway.views import OPEN_FILES
 
 _SAFE = frozenset(("GET", "HEAD", "OPTIONS"))
 _FEED_PATHS = ("/system/replicas", "/system/targets")
 LOGIN = "/ui/login"
 _PAGE = b"x-smoe-page"
 """Sent by the page's own requests; browsers send ``Sec-Fetch-Mode`` over TLS and to loopback only."""
-_OPEN_PATHS = (LOGIN, "/ui/style.css", "/ui/icon.svg")
+_OPEN_PATHS = (LOGIN, *(f"/ui/{name}" for name in OPEN_FILES))
 
 
 class Passwords:

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from gateway.contract import Activation, InvalidSpecError
+from gateway.contract import DEFAULT_NAMESPACE, Activation, InvalidSpecError
 from gateway.specs import MAX_REPLICAS, split_name
 from platform_words.bursts import MAX_STANDBYS
 
@@ -24,6 +24,7 @@ _TRUE = ("1", "t", "true")
 _FALSE = ("", "0", "f", "false")
 MAX_SENDER = 100
 MAX_LEASE_S = 600
+_SECRET = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _WHOLE = re.compile(r"-?\d{1,18}", re.ASCII)
 
 
@@ -111,6 +112,19 @@ def replica_count(order: Any, where: str = "") -> int:
     if not isinstance(replicas, int) or isinstance(replicas, bool) or not 0 <= replicas <= MAX_REPLICAS:
         raise InvalidSpecError(f"{where}replicas must be a whole number from 0 to {MAX_REPLICAS}")
     return replicas
+
+
+def secret_name(document: Mapping[str, Any], request: Request) -> tuple[str, str]:
+    """A secret's name, which may have dots as Kubernetes' may, and its namespace."""
+    name, namespace = document.get("name"), document.get("namespace")
+    if not isinstance(name, str) or not _SECRET.fullmatch(name):
+        raise InvalidSpecError(
+            f"the secret's name {str(name)[:80]!r} is not allowed: 1 to 253 of a-z, 0-9, - and ., the first and last "
+            "of a-z and 0-9"
+        )
+    if namespace is not None and not isinstance(namespace, str):
+        raise InvalidSpecError("namespace must be a string")
+    return name, namespace or request.query_params.get("namespace") or DEFAULT_NAMESPACE
 
 
 def secret_value(document: Mapping[str, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""The page's way in and out: ``/ui/login`` and ``/ui/logout``."""
+"""The page's way in and out: ``/ui/login`` and ``/ui/session/end``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Login:
         return [
             Route(LOGIN, self.form, methods=["GET"]),
             Route(LOGIN, self.log_in, methods=["POST"]),
-            Route("/ui/logout", self.log_out, methods=["POST"]),
+            Route("/ui/session/end", self.log_out, methods=["POST"]),
         ]
 
     async def form(self, request: Request) -> Response:

@@ -9,7 +9,7 @@ from typing import Any
 
 from gateway.contract import DEFAULT_NAMESPACE, FunctionSpec, FunctionState, InvalidSpecError, Usage
 from platform_words.bursts import parse_burst
-from platform_words.labels import BURST, FUNCTION_LABEL, SCALE_MAX, SCALE_MIN
+from platform_words.labels import BURST, FUNCTION_LABEL, SCALE_MAX, SCALE_MIN, SCALE_ZERO
 
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 MAX_REPLICAS = 5000
@@ -73,6 +73,11 @@ def parse_deployment(document: Any) -> FunctionSpec:
         requests=_texts_by_name(document, "requests"),
         read_only_root_filesystem=_flag(document, "readOnlyRootFilesystem"),
     )
+    if spec.labels.get(SCALE_ZERO, "").lower() in ("true", "1", "t"):
+        raise InvalidSpecError(
+            f"label {SCALE_ZERO}: this gateway stops no idle functions; leave the label out, and have a controller or "
+            "POST /system/scale-function set replicas to 0 (a call starts the function again)"
+        )
     low, high = scale_bounds(spec)
     if high is not None and low > high:
         raise InvalidSpecError(f"label {SCALE_MIN} is {low}, above {SCALE_MAX}, which is {high}")

@@ -40,6 +40,7 @@ from gateway.inputs import (
     read_object,
     replica_count,
     replica_orders,
+    secret_name,
     secret_value,
     whole,
 )
@@ -47,7 +48,6 @@ from gateway.metrics import GatewayMetrics
 from gateway.settings import GatewaySettings
 from gateway.specs import (
     burst_of,
-    check_name,
     max_inflight,
     parse_deployment,
     scale_bounds,
@@ -60,6 +60,10 @@ from platform_words.labels import BURST, METRICS_LABEL
 IN_MEMORY = (
     "Asynchronous calls wait in the memory of the gateway that took them: copies share none, and a gateway that is "
     "killed loses them."
+)
+ONE_NAMESPACE = f"this gateway has the one namespace {DEFAULT_NAMESPACE}; no other can be made, changed or removed"
+CLUSTER_NAMESPACES = (
+    "namespaces are the cluster's: make or remove one there (kubectl create namespace NAME) and annotate it openfaas=1"
 )
 FEED_PERIOD_S = 5.0
 FEED_PAUSE_S = 0.05
@@ -76,6 +80,7 @@ class SystemApi:
         self._store = store
         self._metrics = metrics
         self._max_bytes = settings.max_json_bytes
+        self._no_namespaces = ONE_NAMESPACE if settings.keeps_functions else CLUSTER_NAMESPACES
         self._notes = () if settings.keeps_functions or settings.nats else (IN_MEMORY,)
         self.metrics_address = f"{settings.host}:{settings.metrics_port}"
         self._closing = asyncio.Event()
@@ -97,6 +102,8 @@ class SystemApi:
             Route("/system/info", self.info, methods=["GET"]),
             Route("/system/namespaces", self.namespaces, methods=["GET"]),
             Route("/system/namespace/{namespace}", self.namespace, methods=["GET"]),
+            Route("/system/namespace/{namespace}", self.no_namespace, methods=["POST", "PUT", "DELETE"]),
+            Route("/system/namespace/", self.no_namespace, methods=["POST"]),
             Route("/system/alert", self.alert, methods=["POST"]),
             Route("/system/secrets", self.list_secrets, methods=["GET"]),
             Route("/system/secrets", self.create_secret, methods=["POST"]),
@@ -254,6 +261,10 @@ class SystemApi:
             raise NotFoundError(str(error)) from None
         raise NotFoundError(f"namespace {name[:80]!r} does not exist")
 
+    async def no_namespace(self, request: Request) -> Response:
+        """Namespaces are not made, changed or removed here."""
+        return PlainTextResponse(self._no_namespaces, 405, {"allow": "GET"})
+
     # secrets
 
     async def list_secrets(self, request: Request) -> Response:
@@ -269,17 +280,17 @@ class SystemApi:
 
     async def delete_secret(self, request: Request) -> Response:
         document = await read_object(request, self._max_bytes)
-        name, namespace = named(document.get("name"), document.get("namespace"), request)
+        name, namespace = secret_name(document, request)
         self._backend.check_namespace(namespace)
         await self._backend.delete_secret(name, namespace)
         return Response(status_code=202)
 
     async def _put_secret(self, request: Request, *, create: bool) -> Response:
         document = await read_object(request, self._max_bytes)
-        name, namespace = named(document.get("name"), document.get("namespace"), request)
+        name, namespace = secret_name(document, request)
         content = secret_value(document)
         self._backend.check_namespace(namespace)
-        await self._backend.put_secret(check_name(name, "secret"), namespace, content, create=create)
+        await self._backend.put_secret(name, namespace, content, create=create)
         return Response(status_code=202)
 
     # logs, feed, targets

@@ -118,6 +118,8 @@ TYPES = {
     "draw.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
+OPEN_FILES = ("style.css", "icon.svg")
+"""What the login form shows, too."""
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
@@ -138,6 +140,7 @@ class Page:
             Route("/system/view", self.view, methods=["GET"]),
             Route("/ui", self.slash, methods=["GET"]),
             Route("/ui/", self.file, methods=["GET"]),
+            *(Route(f"/ui/{name}", self.file, methods=["GET"]) for name in OPEN_FILES),
             Route("/ui/{file}", self.file, methods=["GET"]),
         ]
 
@@ -149,7 +152,7 @@ class Page:
         return RedirectResponse("/ui/", status_code=307)
 
     async def file(self, request: Request) -> Response:
-        name = request.path_params.get("file", "index.html")
+        name = request.url.path.removeprefix("/ui/") or "index.html"
         if name not in TYPES:
             return PlainTextResponse("404 page not found", status_code=404)
         data = resources.files("gateway").joinpath("ui", name).read_bytes()

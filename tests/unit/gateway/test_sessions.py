@@ -70,7 +70,7 @@ async def test_what_is_no_form_is_refused(running: Running, body: bytes, status:
 
 async def test_logging_out_ends_the_session_for_who_kept_the_cookie_too(running: Running) -> None:
     cookie, other = await session(running), await session(running)
-    answer = await running.call("POST", "/ui/logout", cookie=cookie, **OWN)
+    answer = await running.call("POST", "/ui/session/end", cookie=cookie, **OWN)
     assert (answer.status, answer.headers["location"]) == (303, "/ui/login")
     assert answer.headers["set-cookie"].startswith(f"{COOKIE}=;") and "Max-Age=0" in answer.headers["set-cookie"]
     assert (await running.call("GET", "/system/functions", cookie=cookie)).status == 401

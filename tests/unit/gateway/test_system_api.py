@@ -277,6 +277,31 @@ async def test_secrets_that_cannot_be_are_400_and_never_repeated_in_the_reply(
     assert "no base64!" not in answer.text
 
 
+async def test_a_secrets_name_may_have_dots(running: Running) -> None:
+    secret = {"name": "my.secret", "value": "v"}
+    assert (await running.system("POST", "/system/secrets", secret)).status == 202
+    assert (await running.system("GET", "/system/secrets")).json() == [
+        {"name": "my.secret", "namespace": "openfaas-fn"}
+    ]
+    using = DEPLOYMENT | {"secrets": ["my.secret"]}
+    assert (await running.system("POST", "/system/functions", using)).status == 202
+    assert (await running.system("DELETE", "/system/secrets", {"name": "my.secret"})).status == 202
+
+
+async def test_making_a_namespace_is_refused_with_a_sentence(running: Running) -> None:
+    answer = await running.system("POST", "/system/namespace/", {"name": "team"})
+    assert (answer.status, "the one namespace openfaas-fn" in answer.text) == (405, True)
+
+
+@pytest.mark.parametrize(("value", "status"), [("true", 400), ("1", 400), ("false", 202)])
+async def test_scaling_an_idle_function_to_zero_is_refused_and_not_ignored(
+    running: Running, value: str, status: int
+) -> None:
+    document = DEPLOYMENT | {"secrets": [], "labels": {"com.openfaas.scale.zero": value}}
+    answer = await running.system("POST", "/system/functions", document)
+    assert (answer.status, "stops no idle functions" in answer.text) == (status, status == 400)
+
+
 async def test_other_namespaces_hold_nothing(running: Running) -> None:
     assert (await running.system("GET", "/system/namespaces")).json() == ["openfaas-fn"]
     for path in ("/system/functions", "/system/secrets"):
@@ -314,7 +339,8 @@ async def test_what_needs_no_password(running: Running, method: str, target: str
     [
         ("GET", "/system/telemetry", 404),
         ("GET", "/system/namespace/x", 404),
-        ("POST", "/system/namespace/", 404),
+        ("POST", "/system/namespace/", 405),
+        ("POST", "/system/namespace/other", 405),
         ("DELETE", "/system/namespace/openfaas-fn", 405),
         ("POST", "/system/info", 405),
         ("PATCH", "/system/functions", 405),
