@@ -32,15 +32,15 @@ PAGE_TOKENS = 16
 
 @dataclass(frozen=True)
 class KvShape:
-    """What one attention keeps for a token: ``[kv_heads, head_dim]`` of keys and of values."""
+    """What one attention keeps for a token: ``[kv_heads, head_dim]`` of keys and of values; None: they are the keys."""
 
     key: tuple[int, ...]
-    value: tuple[int, ...]
+    value: tuple[int, ...] | None
     dtype: torch.dtype
 
     @property
     def bytes_per_token(self) -> int:
-        return (prod(self.key) + prod(self.value)) * self.dtype.itemsize
+        return (prod(self.key) + (0 if self.value is None else prod(self.value))) * self.dtype.itemsize
 
 
 @dataclass(slots=True)
@@ -71,13 +71,13 @@ class PageCache:
         self._lock = Lock()
         self._clock = clock
         slots = self.pages * PAGE_TOKENS
-        self._layers = [
-            (
-                torch.empty(slots, *shape.key, dtype=shape.dtype, device=device),
-                torch.empty(slots, *shape.value, dtype=shape.dtype, device=device),
-            )
-            for shape in shapes
-        ]
+        self._layers: list[tuple[Tensor, Tensor]] = []
+        for shape in shapes:
+            keys = torch.empty(slots, *shape.key, dtype=shape.dtype, device=device)
+            values = keys
+            if shape.value is not None:
+                values = torch.empty(slots, *shape.value, dtype=shape.dtype, device=device)
+            self._layers.append((keys, values))
 
     @property
     def used_pages(self) -> int:
@@ -195,7 +195,8 @@ class PagedPast:
         """As :meth:`moe.families.packing.Past.attend`, ``[T, heads * head_dim]``."""
         keys, values = next(self._layers)  # [slots, Hk, D] each
         keys[self._new] = k
-        values[self._new] = v
+        if values is not keys:
+            values[self._new] = v
         parts = []
         texts = zip(q.split_with_sizes(list(self._lengths)), self.starts, self._all, strict=True)
         for one_q, start, slots in texts:
@@ -234,6 +235,6 @@ class ShapeRecorder:
         self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None, sinks: Tensor | None
     ) -> Tensor:
         """As :meth:`moe.families.packing.Past.attend`, of one text without a past: ``[T, heads * head_dim]``."""
-        self.shapes.append(KvShape(tuple(k.shape[1:]), tuple(v.shape[1:]), k.dtype))
+        self.shapes.append(KvShape(tuple(k.shape[1:]), None if v is k else tuple(v.shape[1:]), k.dtype))
         packing = Packing([q.shape[0]], q.device)
         return attend(q, k, v, packing, packing, causal=True, scale=scale, window=window, sinks=sinks)

@@ -43,6 +43,8 @@ Family = Literal[
     "phimoe",
     "glm4_moe",
     "gpt_oss",
+    "deepseek_v2",
+    "deepseek_v3",
     "roberta",
     "distilbert",
 ]

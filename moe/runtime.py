@@ -53,6 +53,8 @@ FAMILIES = {
     "phimoe": rope,
     "glm4_moe": rope,
     "gpt_oss": rope,
+    "deepseek_v2": rope,
+    "deepseek_v3": rope,
 }
 PER_TEXT = ("lengths", "memory_lengths", "embedding", *CACHED)
 PER_MEMORY_TOKEN = ("memory",)

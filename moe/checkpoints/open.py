@@ -36,6 +36,8 @@ NATIVE: dict[str, Callable[[Source], NativeReader]] = {
     "phimoe": RopeReader,
     "glm4_moe": DeepseekReader,
     "gpt_oss": GptOssReader,
+    "deepseek_v2": DeepseekReader,
+    "deepseek_v3": DeepseekReader,
 }
 
 

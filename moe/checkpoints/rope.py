@@ -39,6 +39,8 @@ class Variant:
     """Default of ``max_window_layers``, the first layers without a window; None: that key changes nothing."""
     parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     """Names of an expert's matrices: gate, up, down."""
+    latent: bool = False
+    """Keys and values are compressed; ``head_dim`` counts only the numbers of a head that turn."""
     layer_norms: bool = False
     """Norms subtract the mean and have a bias."""
 
@@ -51,13 +53,25 @@ VARIANTS: dict[Family, Variant] = {
     "phimoe": Variant(131072, 1e6, 1e-5, bias="flag", window="key", parts=("w1", "w3", "w2"), layer_norms=True),
     "gpt_oss": Variant(131072, 1.5e5, 1e-5, bias="flag", window="key", default_window=128, alternating=True),
     "glm4_moe": Variant(131072, eps=1e-5, bias="qkv-flag", turning=0.5),
+    "deepseek_v2": Variant(2048, bias="flag", latent=True),
+    "deepseek_v3": Variant(4096, bias="flag", latent=True),
     "llama": Variant(2048, bias="flag"),
     "mistral": Variant(131072, window="key", default_window=4096),
     "qwen2": Variant(32768, bias="qkv", window="flag", full_layers=28),
     "qwen2_moe": Variant(32768, bias="qkv", window="flag", full_layers=28),
     "qwen3": Variant(32768, qk_norm="head", bias="flag", window="flag", full_layers=28),
 }
-HARMLESS = frozenset(("input_jitter_noise", "pretraining_tp", "is_llama_config", "transformers.js_config"))
+HARMLESS = frozenset(
+    (
+        "aux_loss_alpha",
+        "ep_size",
+        "input_jitter_noise",
+        "seq_aux",
+        "pretraining_tp",
+        "is_llama_config",
+        "transformers.js_config",
+    )
+)
 
 
 def numbers_of(fields: Fields, *families: Family) -> tuple[Family, dict[str, Any]]:
@@ -84,7 +98,9 @@ def numbers_of(fields: Fields, *families: Family) -> tuple[Family, dict[str, Any
         "layers": layers,
         "heads": heads,
         "kv_heads": fields.count("num_key_value_heads", heads),
-        "head_dim": fields.count("head_dim", max(1, hidden // heads)),
+        "head_dim": fields.count("qk_rope_head_dim", 64)
+        if variant.latent
+        else fields.count("head_dim", max(1, hidden // heads)),
         "ffn_size": inner,
         "dense_ffn_size": inner,
         "activation": fields.activation("hidden_act", "silu"),

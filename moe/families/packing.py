@@ -24,7 +24,7 @@ class Past(Protocol):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None, sinks: Tensor | None
     ) -> Tensor:
-        """Causal attention of the new tokens with all of their text; ``k`` and ``v`` are kept.
+        """Causal attention of the new tokens with all of their text; ``k`` and ``v`` are kept, once where both are one.
 
         ``q: [T, heads, head_dim]``, ``k, v: [T, kv_heads, head_dim]`` to ``[T, heads * head_dim]``. Called once for
         each attention of the program, in its order.

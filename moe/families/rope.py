@@ -19,6 +19,7 @@ from torch import Tensor
 from moe.families.attention import Rotary, attend, plain_frequencies, rotate, slowed
 from moe.families.experts import ClampedFfn, GatedFfn
 from moe.families.gpt2 import LanguageHead
+from moe.families.latent import LatentAttention, latent_attention
 from moe.families.linear import ACTIVATIONS, Linear, Norm, RmsNorm
 from moe.families.packing import Packing
 from moe.families.routing import RouterProgram
@@ -77,7 +78,7 @@ class Attention:
 class DenseBlock:
     """A layer without experts."""
 
-    attention: Attention
+    attention: Attention | LatentAttention
     norm: Norm
     ffn: GatedFfn
 
@@ -91,7 +92,7 @@ class Begin:
     """The part of a MoE layer before its experts, and the expert that every token meets: ``r + shared(x)``, with a gate
     ``r + σ(x w) shared(x)``."""
 
-    attention: Attention
+    attention: Attention | LatentAttention
     norm: Norm
     shared: GatedFfn | None
     shared_gate: Linear | None
@@ -105,8 +106,10 @@ class Begin:
         return r + (y if self.shared_gate is None else torch.sigmoid(self.shared_gate(x)) * y), x
 
 
-def _attention(weights: Weights, name: str, n: Numbers, rotary: Rotary, layer: int) -> Attention:
+def _attention(weights: Weights, name: str, n: Numbers, rotary: Rotary, layer: int) -> Attention | LatentAttention:
     """Attention of model layer ``layer``."""
+    if "latent_attention" in n:
+        return latent_attention(weights, name, n, rotary)
     d, heads, kv_heads, head_dim = n["hidden_size"], n["heads"], n["kv_heads"], n["head_dim"]
     q_norm = k_norm = None
     if n["qk_norm"] != "none":

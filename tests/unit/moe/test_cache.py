@@ -27,6 +27,8 @@ DECODERS = {
     "phimoe": {"max_position_embeddings": 640},
     "glm4_moe": {"max_position_embeddings": 640},
     "gpt_oss": {"max_position_embeddings": 640, "sliding_window": 24},
+    "deepseek_v2": {"max_position_embeddings": 640},
+    "deepseek_v3": {"max_position_embeddings": 640},
     "llama": {"max_position_embeddings": 640},
     "mistral-window": {"max_position_embeddings": 640, "sliding_window": 24},
     "qwen2": {"max_position_embeddings": 640},
@@ -162,6 +164,13 @@ def test_what_is_not_here_and_what_does_not_fit_is_refused_whole(tmp_path: Path)
     ):
         with pytest.raises(ProgramInputError, match=word):
             call(sequences, starts, texts)
+
+
+def test_compressed_keys_and_values_are_kept_once_and_compressed(tmp_path: Path) -> None:
+    model = model_of("deepseek_v3", tmp_path)
+    kept = [cache.bytes_per_token for one in model.manifest.segments if (cache := model.programs[one.id].cache)]
+    per_layer = 4 * (tiny.DEEPSEEK["kv_lora_rank"] + tiny.DEEPSEEK["qk_rope_head_dim"])
+    assert kept == [2 * per_layer, per_layer, 0]  # the first layer is dense, in the segment of the second
 
 
 def test_only_segments_of_decoders_keep_anything(tmp_path: Path) -> None:

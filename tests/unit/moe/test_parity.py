@@ -199,6 +199,22 @@ def test_routers_choose_the_same_experts_with_the_same_gates(family: str, tmp_pa
         pytest.param(
             "gpt_oss", {"layer_types": ["full_attention"] * 3, "rope_parameters": None}, id="oss-full-default-positions"
         ),
+        pytest.param("deepseek_v2", {"topk_method": "greedy", "q_lora_rank": None}, id="deepseek-v2-lite"),
+        pytest.param(
+            "deepseek_v2",
+            {"attention_bias": True, "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7}},
+            id="deepseek-v2-yarn-biases",
+        ),
+        pytest.param(
+            "deepseek_v3",
+            {"attention_bias": True, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.4}},
+            id="deepseek-v3-yarn-biases",
+        ),
+        pytest.param(
+            "deepseek_v3",
+            {"rope_interleave": False, "norm_topk_prob": False, "q_lora_rank": None},
+            id="deepseek-half",
+        ),
         pytest.param("qwen2", {"use_sliding_window": False, "sliding_window": 3}, id="qwen2-window-off"),
         pytest.param("qwen3", {"attention_bias": True, "tie_word_embeddings": True}, id="qwen3-bias-tied"),
     ],

@@ -289,6 +289,9 @@ def change_config(checkpoint: Path, **changes: Any) -> None:
         pytest.param("glm4_moe", {"topk_group": 1}, "cannot be chosen from 1 of 3", id="glm-few-groups"),
         pytest.param("llama", {"quantization_config": {"quant_method": "fp8"}}, r"quantised \(fp8\)", id="fp8"),
         pytest.param("gpt_oss", {"experts_per_token": 4}, "'experts_per_token'", id="oss-two-top-ks"),
+        pytest.param("deepseek_v2", {"norm_topk_prob": True}, "'norm_topk_prob'", id="deepseek-v2-normalised"),
+        pytest.param("deepseek_v3", {"scoring_func": "softmax"}, "'scoring_func'", id="deepseek-v3-softmax"),
+        pytest.param("deepseek_v3", {"kv_lora_rank": 15}, "has shape", id="deepseek-latent"),
         pytest.param("mistral", {"num_key_value_heads": 4}, "has shape", id="mistral-heads"),
         pytest.param(
             "qwen2",

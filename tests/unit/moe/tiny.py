@@ -141,6 +141,34 @@ def gpt_oss(**changes: Any) -> Any:
     return transformers.GptOssForCausalLM(transformers.GptOssConfig(**{**ROPE, **numbers, **changes}))
 
 
+DEEPSEEK: dict[str, Any] = {
+    **ROPE,
+    "num_key_value_heads": 4,
+    "intermediate_size": 48,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "n_group": 3,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 10,
+}
+
+
+def deepseek_v2(**changes: Any) -> Any:
+    numbers = {**DEEPSEEK, "topk_method": "group_limited_greedy", "routed_scaling_factor": 1.7, **changes}
+    return transformers.DeepseekV2ForCausalLM(transformers.DeepseekV2Config(**numbers))
+
+
+def deepseek_v3(**changes: Any) -> Any:
+    numbers = {**DEEPSEEK, "num_nextn_predict_layers": 0, **changes}
+    return transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**numbers))
+
+
 def llama(**changes: Any) -> Any:
     return _dense(transformers.LlamaForCausalLM, transformers.LlamaConfig, changes)
 
@@ -176,13 +204,26 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "phimoe": phimoe,
     "glm4_moe": glm4_moe,
     "gpt_oss": gpt_oss,
+    "deepseek_v2": deepseek_v2,
+    "deepseek_v3": deepseek_v3,
     "llama": llama,
     "mistral": mistral,
     "qwen2": qwen2,
     "qwen3": qwen3,
 }
 ENCODERS = ("bert", "roberta", "distilbert")
-NATIVE = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "phimoe", "glm4_moe", "gpt_oss")
+NATIVE = (
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "olmoe",
+    "granitemoe",
+    "phimoe",
+    "glm4_moe",
+    "gpt_oss",
+    "deepseek_v2",
+    "deepseek_v3",
+)
 
 
 def build(family: str, seed: int = 0, **changes: Any) -> Any:
