@@ -1,0 +1,1 @@
+"""Attacks on a gateway on loopback; see ``__main__``."""
