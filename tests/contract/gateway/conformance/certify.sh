@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Run OpenFaaS's certifier against a fresh gateway: certify.sh FAAS_CLI CERTIFIER_TEST [flags of the certifier].
-# FAAS_CLI and CERTIFIER_TEST are programs built from their sources; docs/conformance.md says how. With prometheus and
-# prometheus-alertmanager on PATH the alerts that the scaling test waits for are there too. Everything ends with it.
+# FAAS_CLI and CERTIFIER_TEST (the certifier's tests as one program) are given. With prometheus and prometheus-alertmanager
+# on PATH the alerts that the scaling test waits for are there too. Everything ends with it.
 set -euo pipefail
 cli=$(realpath "$1") certifier=$(realpath "$2")
 shift 2

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A session of the real faas-cli against this gateway with the committed stack.yml: faas_cli.sh FAAS_CLI.
-# FAAS_CLI is the program built from its source; docs/conformance.md says how. Each step has the exit status and a piece
-# of the output that it must give. Ends with the number of steps that did, and everything it started ends with it.
+# FAAS_CLI is a given program. Each step has the exit status and a piece of the output that it must give. Ends with the
+# number of steps that did, and everything it started ends with it.
 set -euo pipefail
 cli=$(realpath "$1")
 here=$(dirname "$(realpath "$0")")
@@ -29,7 +29,7 @@ step() { # STATUS PATTERN faas-cli's arguments…
 
 cd "$work" # faas-cli takes up any stack.yml of its folder
 "$smoe" up minilm --state "$work/state" --port 18080 --metrics-port 18082 >/dev/null
-"$smoe" remove minilm --state "$work/state" >/dev/null
+"$smoe" pipeline remove minilm --state "$work/state" >/dev/null
 
 step 1 'username or password is incorrect' login --username admin --password wrong
 step 1 'Unauthorized access' list
@@ -39,12 +39,15 @@ step 0 'name: +smoe-process' version --warn-update=false
 step 0 'gateway is ready' ready
 step 0 'openfaas-fn' namespace list
 step 0 'Name: +openfaas-fn' namespace get openfaas-fn
-step 1 '40[45]' namespace create other
+step 1 '405|one namespace' namespace create other
 
 step 0 '202 Accepted' secret create api-key --from-literal s3cret
 step 0 'already exists' secret create api-key --from-literal s3cret
 step 0 'api-key' secret list
 step 0 '202 Accepted' secret update api-key --from-literal newer
+
+step 0 '202 Accepted' secret create dotted.key --from-literal s3cret
+step 0 'Removed' secret remove dotted.key
 
 step 0 'minilm-expert-5-3' deploy -f "$root/stack.yml"
 step 0 'minilm is ready' ready minilm
@@ -72,6 +75,7 @@ step 0 'is ready' ready reader
 step 0 '^newer' invoke reader </dev/null
 step 1 'no such|not exist' deploy --name other --image alpine --fprocess cat --secret absent
 step 1 'not known to this gateway' deploy --name other --image alpine
+step 1 'stops no idle functions' deploy --name other --image alpine --fprocess cat --label com.openfaas.scale.zero=true
 step 1 'is not allowed' deploy --name Bad_Name --image alpine --fprocess cat
 
 step 0 'Deleting: upper' remove upper

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Build the functions' image from deploy/function.Dockerfile and run a pipeline in it: image.sh FWATCHDOG PIPELINE_FOLDER.
-# FWATCHDOG is of-watchdog built from its source; docs/conformance.md says how. Needs root and Debian's buildah, debootstrap
-# and iproute2, no container engine and no registry of images: the base image is made of Debian's packages. WHEELS names a
-# folder with a CPU-only wheel of torch. Two containers, ingress and all stages, each in a network namespace of its own
+# FWATCHDOG is of-watchdog, a given program. Needs root and Debian's buildah, debootstrap and iproute2, no container engine
+# and no registry of images: the base image is made of Debian's packages. WHEELS names a folder with a CPU-only wheel of
+# torch. Two containers, ingress and all stages, each in a network namespace of its own
 # (of-watchdog's port for metrics is fixed); the answer must equal the whole model's. Everything ends with it.
 set -euo pipefail
 watchdog=$(realpath "$1") pipeline=$(realpath "$2") wheels=$(realpath "${WHEELS:-/opt/wheels}")
