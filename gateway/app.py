@@ -20,7 +20,7 @@ from gateway.front import FrontDoor
 from gateway.held import HeldBytes
 from gateway.login import Login
 from gateway.metrics import GatewayMetrics
-from gateway.openai_door import OpenAiDoor
+from gateway.openai_door import OpenAiDoor, PageDoor
 from gateway.scaling import ScaleFromZero
 from gateway.sessions import Sessions
 from gateway.settings import Credentials, GatewaySettings
@@ -52,9 +52,11 @@ class Gateway:
             self.forwarder, self.queue, held, buffer_bytes=settings.buffer_bytes, max_body_bytes=settings.max_body_bytes
         )
         page = Page(Views(settings.state / "view", settings.controllers))
+        chat = PageDoor(OpenAiDoor(front, backend, held, None))
         sessions = Sessions(credentials)
         login = Login(Passwords(credentials) if settings.basic_auth else None, sessions)
-        self._routes = [*self.system.routes(), *login.routes(), *page.routes(), Route("/", _to_ui, methods=["GET"])]
+        pages = [*login.routes(), *chat.routes(), *page.routes(), Route("/", _to_ui, methods=["GET"])]
+        self._routes = [*self.system.routes(), *pages]
         self._metrics_routes = [
             Route("/metrics", self._metrics_text, methods=["GET"]),
             Route("/healthz", self.system.health, methods=["GET"]),

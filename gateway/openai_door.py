@@ -11,6 +11,7 @@ import json
 from typing import Any
 
 from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from gateway.contract import DEFAULT_NAMESPACE, Backend, FunctionSpec, NotFoundError
 from gateway.front import BUSY, FrontDoor, refuse_body
@@ -20,7 +21,8 @@ from platform_words.labels import NODES_LABEL
 
 MAX_BYTES = 16 * 1024 * 1024
 """Largest body: more than the longest context as text."""
-POSTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+WRITING = ("/v1/chat/completions", "/v1/completions")
+POSTS = (*WRITING, "/v1/embeddings")
 MODELS = "/v1/models"
 
 
@@ -91,6 +93,29 @@ class OpenAiDoor:
         header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         kind, _, value = header.partition(b" ")
         return kind.lower() == b"bearer" and hmac.compare_digest(value.strip(), key.encode())
+
+
+class PageDoor:
+    """``/ui/v1/…``: the same for the gateway's own page, behind its password in place of the key."""
+
+    PREFIX = "/ui"
+
+    def __init__(self, door: OpenAiDoor) -> None:
+        """``door``: one without a key."""
+        self._door = door
+
+    def routes(self) -> list[Route]:
+        return [
+            Route(f"{self.PREFIX}{MODELS}", self, methods=["GET"]),
+            *(Route(f"{self.PREFIX}{path}", self, methods=["POST"]) for path in WRITING),
+        ]
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        headers = [
+            pair for pair in scope["headers"] if pair[0] not in (b"authorization", b"cookie")
+        ]  # not a function's
+        inner = {**scope, "path": scope["path"].removeprefix(self.PREFIX), "headers": headers}
+        await self._door(inner, receive, send)
 
 
 def _is_ingress(spec: FunctionSpec) -> bool:

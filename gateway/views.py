@@ -116,15 +116,21 @@ TYPES = {
     "style.css": "text/css; charset=utf-8",
     "page.js": "text/javascript; charset=utf-8",
     "draw.js": "text/javascript; charset=utf-8",
+    "chat.html": "text/html; charset=utf-8",
+    "chat.css": "text/css; charset=utf-8",
+    "chat.js": "text/javascript; charset=utf-8",
+    "experts.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
 OPEN_FILES = ("style.css", "icon.svg")
 """What the login form shows, too."""
+CHAT = "chat"
+"""The path of ``chat.html``."""
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",  # with "no-referrer" browsers send the login form with "Origin: null"
     "cache-control": "no-cache",
 }
 
@@ -153,6 +159,7 @@ class Page:
 
     async def file(self, request: Request) -> Response:
         name = request.url.path.removeprefix("/ui/") or "index.html"
+        name = "chat.html" if name == CHAT else name
         if name not in TYPES:
             return PlainTextResponse("404 page not found", status_code=404)
         data = resources.files("gateway").joinpath("ui", name).read_bytes()

@@ -16,7 +16,6 @@ from functions.generation.sampling import Chosen
 from functions.generation.token_texts import TokenTexts
 from functions.wire.errors import CallError
 from functions.wire.messages import PLATFORM_FAILED, Reply
-from moe.tokenize import TextTokenizer
 
 _TYPES = {429: "rate_limit_error", 501: "not_supported_error"}
 
@@ -69,40 +68,36 @@ class Form:
     """What one request's answers look like: whole, or in pieces; of a conversation, or of completions."""
 
     def __init__(
-        self, model: str, request_id: str, tokenizer: TextTokenizer, befores: Sequence[Sequence[int]], *, chat: bool
+        self, model: str, request_id: str, texts: Sequence[TokenTexts], *, chat: bool, logprobs: bool, routed: bool
     ) -> None:
-        """``befores``: the tokens that each text's first one follows."""
-        self._chat = chat
-        self._token_texts = [TokenTexts(tokenizer, before) for before in befores]
+        """``texts``: one a choice, to name its tokens; ``logprobs`` and ``routed``: what is asked for of each token."""
+        self._chat, self._with_logprobs, self._routed = chat, logprobs, routed
+        self._token_texts = texts
         self._head: dict[str, Any] = {
-            "id": ("chatcmpl-" if chat else "cmpl-") + request_id,
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{request_id}",
             "created": int(time.time()),
             "model": model,
         }
 
-    def whole(
-        self, choices: Sequence[tuple[str, Sequence[Chosen], str | None]], usage: dict[str, int], with_logprobs: bool
-    ) -> bytes:
+    def whole(self, choices: Sequence[tuple[str, Sequence[Chosen], str | None]], usage: dict[str, int]) -> bytes:
         """All texts at once: each with its tokens, and why it ended."""
         written = []
         for index, (text, chosen, finish) in enumerate(choices):
-            logprobs = self._logprobs(index, chosen) if with_logprobs else None
             content: dict[str, Any] = (
                 {"message": {"role": "assistant", "content": text, "refusal": None}} if self._chat else {"text": text}
             )
-            written.append({"index": index, **content, "logprobs": logprobs, "finish_reason": finish})
+            written.append({"index": index, **content, **self._tokens(index, chosen), "finish_reason": finish})
         kind = "chat.completion" if self._chat else "text_completion"
         return orjson.dumps({**self._head, "object": kind, "choices": written, "usage": usage})
 
     def piece(
-        self, index: int, text: str, chosen: Sequence[Chosen] | None, finish: str | None, *, first: bool, usage: bool
+        self, index: int, text: str, chosen: Sequence[Chosen], finish: str | None, *, first: bool, usage: bool
     ) -> bytes:
-        """A part of one text as an event; ``chosen`` where log probabilities were asked for."""
-        logprobs = self._logprobs(index, chosen) if chosen is not None else None
+        """A part of one text as an event."""
         delta: dict[str, Any] = {"text": text}
         if self._chat:
             delta = {"delta": {**({"role": "assistant"} if first else {}), **({"content": text} if text else {})}}
-        choice = {"index": index, **delta, "logprobs": logprobs, "finish_reason": finish}
+        choice = {"index": index, **delta, **self._tokens(index, chosen), "finish_reason": finish}
         return self._event({"choices": [choice], **({"usage": None} if usage else {})})
 
     def last(self, usage: dict[str, int]) -> bytes:
@@ -112,6 +107,13 @@ class Form:
     def _event(self, document: dict[str, Any]) -> bytes:
         kind = "chat.completion.chunk" if self._chat else "text_completion"
         return event({**self._head, "object": kind, **document})
+
+    def _tokens(self, index: int, chosen: Sequence[Chosen]) -> dict[str, Any]:
+        """What is asked for of each token."""
+        answer: dict[str, Any] = {"logprobs": self._logprobs(index, chosen) if self._with_logprobs else None}
+        if self._routed:
+            answer["routed_experts"] = [one.experts for one in chosen]
+        return answer
 
     def _logprobs(self, index: int, chosen: Sequence[Chosen]) -> dict[str, Any]:
         texts = self._token_texts[index]

@@ -18,6 +18,7 @@ from functions.generation.reader import Outbox, Piece, Reader, Writer
 from functions.generation.request import Asked, FieldError
 from functions.generation.sampling import Chosen, Sampler
 from functions.generation.texts import Text, end_tokens
+from functions.generation.token_texts import TokenTexts
 from functions.wire.arrays import Arrays, as_float32
 from functions.wire.errors import CallError
 from functions.wire.messages import Reply, Request, both
@@ -138,7 +139,14 @@ class OpenAiApi:
         prompts = self._prompts(asked)
         writing = Writing(self._start(asked, prompts, sent, generator), prompts, asked, generator, self._tokenizer)
         befores = [() if asked.echo else prompt for prompt in prompts for _ in range(asked.n)]
-        form = Form(self._manifest.name, sent.request_id[:64], self._tokenizer, befores, chat=chat)
+        form = Form(
+            self._manifest.name,
+            sent.request_id[:64],
+            [TokenTexts(self._tokenizer, before) for before in befores],
+            chat=chat,
+            logprobs=asked.logprobs is not None,
+            routed=asked.routed,
+        )
         sent.on_abandoned = both(writing.cancel, sent.on_abandoned)
         try:
             first = await writing.outbox.get()
@@ -182,6 +190,7 @@ class OpenAiApi:
                         bounded=asked.max_tokens is not None,
                         deadline_s=sent.deadline_s,
                         prompt_logprobs=asked.logprobs if asked.echo else None,
+                        routed=asked.routed,
                     )
                     generator.add(text)
                     texts.append(text)
@@ -251,7 +260,7 @@ class Writing:
             chosen[piece.index] += piece.chosen
             finishes[piece.index] = piece.finish
         choices = list(zip(texts, chosen, finishes, strict=True))
-        return form.whole(choices, self.usage(), self._asked.logprobs is not None)
+        return form.whole(choices, self.usage())
 
     async def events(self, first: Piece, form: Form) -> AsyncIterator[bytes]:
         """Server-sent events; a failure in the midst is an event with OpenAI's error object, and the last one."""
@@ -267,7 +276,7 @@ class Writing:
             yield form.piece(
                 piece.index,
                 (self._echoes[piece.index] if is_first else "") + piece.text,
-                piece.chosen if self._asked.logprobs is not None else None,
+                piece.chosen,
                 piece.finish,
                 first=is_first,
                 usage=self._asked.usage,

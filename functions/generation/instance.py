@@ -97,16 +97,22 @@ class Instance:
                     fewest = node["pages"] if fewest is None else min(fewest, node["pages"])
         self.pages = fewest or 0
 
-    async def run(self, parts: Parts, context: PassContext) -> list[Array]:
+    async def run(self, parts: Parts, context: PassContext) -> tuple[list[Array], Array | None]:
         """One pass over the next tokens of some texts: of each the logits ``[rows, vocab]``, one row after its last
-        token, or one after each token where the text is ``scoring``. Raises KvError, CallError."""
+        token, or one after each token where the text is ``scoring``; and where one is ``routed`` the experts
+        ``[B, layers, k]`` of each text's last token. Raises KvError, CallError."""
         which = _which(parts)
         tokens = [token for text, count in parts for token in text.tokens[text.kept : text.kept + count]]
         tensors: Arrays = {"token_ids": np.array(tokens, np.int64), **which}
+        last = np.cumsum(which["lengths"]) - 1 if any(text.routed for text, _ in parts) else None
+        experts = []
         for layer in range(self._layers):
             routed = await self._segment(layer, tensors, context)
+            if last is not None:
+                experts.append(routed["expert_ids"][last])
             tensors = {"hidden": await self._driver.layer(layer, routed, context), **which}
-        return await self._logits(parts, tensors, context)
+        logits = await self._logits(parts, tensors, context)
+        return logits, np.stack(experts, 1) if experts else None
 
     async def _logits(self, parts: Parts, tensors: Arrays, context: PassContext) -> list[Array]:
         """The last segment: texts that are ``scoring`` in a call of their own each, as their answers are large."""

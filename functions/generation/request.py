@@ -35,8 +35,10 @@ HARMLESS = frozenset(
         "prediction",
     ]
 )
+ROUTED = "return_routed_experts"
+"""An extension: each token with the experts that it was chosen after."""
 _SAMPLING = frozenset(["temperature", "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty", "logit_bias"])
-_COMMON = _SAMPLING | {"model", "max_tokens", "n", "stop", "stream", "stream_options", "logprobs"}
+_COMMON = _SAMPLING | {"model", "max_tokens", "n", "stop", "stream", "stream_options", "logprobs", ROUTED}
 _CHAT = _COMMON | {"messages", "max_completion_tokens", "top_logprobs"}
 _COMPLETION = _COMMON | {"prompt", "echo"}
 _EMBEDDING = frozenset(("model", "input", "encoding_format"))
@@ -81,6 +83,7 @@ class Asked:
     """A stream ends with how many tokens it took."""
     logprobs: int | None = None
     echo: bool = False
+    routed: bool = False
 
 
 def document_of(body: bytes | bytearray) -> Document:
@@ -157,6 +160,7 @@ def _asked(
         usage=_flag(options, "include_usage"),
         logprobs=logprobs,
         echo=_flag(document, "echo"),
+        routed=_flag(document, ROUTED),
     )
 
 

@@ -15,7 +15,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -130,7 +130,7 @@ class InstanceRun:
             ",".join(text.request_id for text, _ in iteration)[:256], self._loop.time() + self._timeout_s
         )
         try:
-            logits = await self.instance.run(iteration, context)
+            logits, experts = await self.instance.run(iteration, context)
         except KvFullError:  # another ingress has texts there too, or what was freed here is still on its way
             if not await self.instance.settled() and not self._give_up_kept():
                 self._preempt()
@@ -144,7 +144,7 @@ class InstanceRun:
             await asyncio.sleep(PAUSE_S)
         else:
             self._computed(sum(count for _, count in iteration))
-            self._take(iteration, logits)
+            self._take(iteration, logits, experts)
 
     def refusal(self, text: Text) -> CallError | None:
         """Why a text can never run here; None where it can."""
@@ -229,10 +229,11 @@ class InstanceRun:
                 room -= left
         return iteration
 
-    def _take(self, iteration: Iteration, logits: Sequence[Array]) -> None:
-        """Choose each text's next token from its ``logits [rows, vocab]``, where all of it has been computed."""
+    def _take(self, iteration: Iteration, logits: Sequence[Array], experts: Array | None) -> None:
+        """Choose each text's next token from its ``logits [rows, vocab]``, where all of it has been computed; with
+        ``experts [B, layers, k]`` where one wants them."""
         now_s = self._loop.time()
-        for (text, count), array in zip(iteration, logits, strict=True):
+        for place, ((text, count), array) in enumerate(zip(iteration, logits, strict=True)):
             rows = torch.from_numpy(as_float32(array).copy())
             if text.scoring:
                 _score(text, rows)
@@ -245,6 +246,8 @@ class InstanceRun:
                 continue
             try:
                 chosen = text.sampler.choose(rows[-1])
+                if text.routed and experts is not None:
+                    chosen = replace(chosen, experts=experts[place].tolist())
             except (RuntimeError, ValueError, IndexError) as err:  # one text's own settings; the others go on
                 self._fail(text, CallError(f"the next token could not be chosen: {err}"))
                 continue

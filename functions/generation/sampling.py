@@ -30,11 +30,13 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A token; and where they were asked for its log probability and the likeliest tokens' by id, best first."""
+    """A token; and where they were asked for its log probability, the likeliest tokens' by id, best first, and the
+    experts of the pass that it was chosen after, for each layer those that its router chose."""
 
     token: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
+    experts: Sequence[Sequence[int]] = ()
 
 
 class Sampler:

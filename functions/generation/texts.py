@@ -72,6 +72,8 @@ class Text:
     prompt_logprobs: int | None = None
     """How many of the likeliest tokens are reported at each place of the prompt, next to its own token; None: nothing
     is."""
+    routed: bool = False
+    """Whether its tokens are reported with the experts that they were chosen after."""
     scored: int = 0
     """Tokens of the prompt that were reported."""
     written: int = 0

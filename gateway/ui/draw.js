@@ -7,7 +7,7 @@ let stops = matchMedia("(prefers-color-scheme: dark)").matches ? DARK : LIGHT;
 export const colours = (dark) => { stops = dark ? DARK : LIGHT; };
 export const scaleStops = () => stops.map((c) => `rgb(${c})`).join(", ");
 
-function colour(part) {
+export function colour(part) {
   const x = Math.max(0, Math.min(1, part)) * (stops.length - 1), i = Math.min(stops.length - 2, Math.floor(x));
   const rgb = stops[i].map((c, k) => Math.round(c + (stops[i + 1][k] - c) * (x - i)));
   const bright = (0.299 * rgb[0] + 0.587 * rgb[1] + 0.114 * rgb[2]) > 140;

@@ -24,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.harness.local_pipeline import LocalPipeline
 from moe.preset import byte_tokenizer
-from moe.reference import WholeModel
+from moe.reference import WholeModel, drive, pack
 from moe.split import split
 from tests.doubles.generation import generate
 from tests.parameters import some_fast
@@ -231,6 +231,32 @@ def test_echo_with_logprobs_gives_the_whole_models_likelihoods_of_prompts(
     )
     assert "".join(piece.text for piece in pieces) == answer.choices[0].text
     until_free(two_instances)
+
+
+def test_the_experts_that_each_token_was_chosen_after_are_reported_on_request(
+    two_instances: LocalPipeline, long: Path
+) -> None:
+    model, routes = WholeModel(long), []
+
+    def call(node_id: str, tensors: dict[str, torch.Tensor], all_logits: bool) -> dict[str, torch.Tensor]:
+        reply = model.programs[node_id].run(tensors, all_logits=all_logits)
+        routes.extend([reply["expert_ids"]] if "expert_ids" in reply else [])
+        return reply
+
+    ids = model.tokenizer.encode("abc")
+    asked: dict[str, Any] = {"model": "tiny", "prompt": ids, "max_tokens": 9, "temperature": 0, "logprobs": 0}
+    client, wish = client_of(two_instances), {"return_routed_experts": True}
+    assert not hasattr(client.completions.create(**asked).choices[0], "routed_experts")
+    pieces = [piece.choices[0] for piece in client.completions.create(**asked, stream=True, extra_body=wish)]
+    choice = client.completions.create(**asked, extra_body=wish).choices[0]
+    told = choice.routed_experts  # type: ignore[attr-defined]
+    assert [one for piece in pieces for one in piece.routed_experts] == told  # type: ignore[attr-defined]
+    written = [int(model.logits_ids([ids])[0].argmax())]
+    while len(written) < 9:
+        written.append(int(model.logits_ids([ids + written])[0].argmax()))
+    drive(model.manifest, call, pack([ids + written[:-1]]))
+    wanted = torch.stack(routes, 1)[len(ids) - 1 :]  # [tokens, layers, k]
+    assert torch.equal(torch.tensor(told).sort(-1).values, wanted.sort(-1).values)
 
 
 @pytest.mark.parametrize(

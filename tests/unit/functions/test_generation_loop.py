@@ -57,7 +57,7 @@ class InProcess:
     def whole(self) -> bool:
         return not self.lost
 
-    async def run(self, parts: Sequence[tuple[Text, int]], context: PassContext) -> list[Array]:
+    async def run(self, parts: Sequence[tuple[Text, int]], context: PassContext) -> tuple[list[Array], None]:
         self.iterations.append([(text.request_id, count) for text, count in parts])
         waiting = self.before(len(self.iterations))
         if waiting is not None:
@@ -74,7 +74,7 @@ class InProcess:
         except CacheMissError as error:
             raise KvLostError(str(error)) from None
         rows = np.split(logits, np.cumsum([count for _, count in parts])[:-1])
-        return [row if text.scoring else row[-1:] for (text, _), row in zip(parts, rows, strict=True)]
+        return [row if text.scoring else row[-1:] for (text, _), row in zip(parts, rows, strict=True)], None
 
     def free(self, kv_ids: Sequence[int]) -> None:
         for segment in self.model.manifest.segments:
@@ -436,7 +436,7 @@ async def test_pages_of_a_first_iteration_that_failed_halfway_are_freed(model: W
     bench = Bench(InProcess(model, 40))
     computed = bench.instance.run
 
-    async def halfway(parts: Sequence[tuple[Text, int]], context: PassContext) -> list[Array]:
+    async def halfway(parts: Sequence[tuple[Text, int]], context: PassContext) -> tuple[list[Array], None]:
         await computed(parts, context)
         raise KvLostError("the last segment is gone")
 

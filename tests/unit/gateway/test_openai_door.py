@@ -69,3 +69,23 @@ async def test_the_key_is_asked_for_where_it_is_on(tmp_path: Path) -> None:
 async def test_beyond_loopback_the_key_is_always_asked_for(tmp_path: Path) -> None:
     async with gateway_on(tmp_path, host="0.0.0.0") as running:
         assert (await running.call("GET", "/v1/models")).status == 401
+
+
+async def test_the_page_calls_models_with_the_password_in_place_of_the_key(tmp_path: Path) -> None:
+    async with gateway_on(tmp_path, api_key=True) as running:
+        await running.deploy("m", **LABELS)
+        key, body = (tmp_path / "secrets" / "api-key").read_text(), b'{"model": "m"}'
+        for given in ({}, {"authorization": f"Bearer {key}"}):
+            assert (await running.call("GET", "/ui/v1/models", **given)).status == 401
+            assert (await running.call("POST", "/ui/v1/completions", body, **given)).status == 401
+        answer = await running.system("GET", "/ui/v1/models")
+        assert [model["id"] for model in answer.json()["data"]] == ["m"]
+        own = {"authorization": running.basic}
+        assert (await running.call("POST", "/ui/v1/completions", body, cookie="a=b", **own)).status == 200
+        foreign = await running.call("POST", "/ui/v1/completions", body, **own, origin="http://else.example")
+        assert foreign.status == 403
+        (request,) = running.replicas("m")[0].requests
+        assert request.target == "/v1/completions"
+        assert not {"authorization", "cookie"} & {
+            name.lower() for name in request.headers
+        }  # no secret goes to functions

@@ -6,7 +6,6 @@ import asyncio
 import builtins
 import json
 import re
-import shutil
 import struct
 import time
 from dataclasses import replace
@@ -20,12 +19,9 @@ from gateway.contract import FunctionState
 from gateway.views import TYPES, Views
 from tests.doubles.fake_backend import FakeBackend
 from tests.unit.autoscaler.servers import serve
+from tests.unit.gateway.browser import CHROMIUM
 from tests.unit.gateway.gateways import Running, Starter
 from tests.unit.gateway.view_document import document
-
-CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
 
 
 class Placed(FakeBackend):
@@ -52,7 +48,10 @@ async def test_the_page_runs_nothing_from_elsewhere_and_nothing_inline(running: 
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
     assert not re.search(r"<script[^>]*>[^<]|<style|\son\w+=|style=", answer.text)
-    for name in ("page.js", "draw.js"):
+    chat = await running.system("GET", "/ui/chat")
+    assert chat.headers["content-security-policy"] == policy
+    assert not re.search(r"<script[^>]*>[^<]|<style|\son\w+=|style=", chat.text)
+    for name in ("page.js", "draw.js", "chat.js", "experts.js"):
         assert not re.search(
             r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(",
             (await running.system("GET", f"/ui/{name}")).text,
@@ -65,7 +64,7 @@ async def test_root_and_a_missing_slash_lead_to_the_page(running: Running) -> No
 
 
 async def test_nothing_of_the_page_can_be_written(running: Running) -> None:
-    for target in ("/ui/", "/ui/page.js", "/system/view"):
+    for target in ("/ui/", "/ui/page.js", "/ui/chat", "/system/view"):
         for method in ("POST", "PUT", "DELETE"):
             assert (await running.system(method, target)).status == 405
 
