@@ -7,7 +7,7 @@ export OMP_NUM_THREADS := 1
 # Without compiled files every process of every test compiles the tree anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test test-fast test-cluster lint format type imports bench notebooks docs clean
+.PHONY: help setup run test test-fast test-cluster test-clients lint format type imports bench notebooks docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -53,6 +53,18 @@ imports:
 test-cluster: setup  ## the contract suites on a real cluster: make test-cluster KUBECONFIG=FILE
 	@test -n "$(KUBECONFIG)" || { echo "say KUBECONFIG=FILE: which cluster to try"; exit 1; }
 	SMOE_TEST_KUBECONFIG=$(abspath $(KUBECONFIG)) $(BIN)/python -m pytest -m cluster tests/cluster tests/contract/platform tests/contract/gateway
+
+CLIENTS := $(VENV)/clients
+# Beside the main environment, whose packages it sees: some of these ask for older versions of what the project uses.
+$(CLIENTS)/.installed: $(STAMP)
+	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(CLIENTS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/main.pth"
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check 'langchain-openai>=1.7' 'litellm>=1.110' 'lm-eval[api]>=0.4.13'
+	if command -v npm >/dev/null; then npm install --silent --prefix $(CLIENTS) openai ai @ai-sdk/openai-compatible; fi
+	@touch $@
+
+test-clients: $(CLIENTS)/.installed  ## clients of the /v1 API that people own, and lm-eval: installed, then run
+	PYTHONPATH=. $(CLIENTS)/bin/python -m pytest -n 0 -m "" tests/integration/test_clients.py tests/integration/test_lm_eval.py
 
 bench: setup  ## the benchmarks that end within minutes, one after the other
 	for name in parity pipeline cold_start gateway faults simulator bound decision aebs placement; do $(BIN)/python -m benchmarks.$$name || exit 1; done
