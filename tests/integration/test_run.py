@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,3 +26,5 @@ def test_the_main_job_scales_experts_one_by_one_and_says_why(tmp_path: Path) -> 
     assert any("asks for" in reason for reason in numbers["actions"]["by_reason"])
     assert numbers["replicas"]["least"] == 32, "a run begins with what is deployed, a replica of each function"
     assert "experts were scaled" in ended.stdout
+    windows = re.findall(r"^t=\d+s .*expert_replicas=(\d+)", ended.stdout, re.MULTILINE)
+    assert windows and windows[0] == "24", "each window has a line, with the replicas of then"

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
 from smoe.cli import ALIASES, AUTOSCALE, COMMANDS, cli
-from smoe.commands import service
 from smoe.lazy import LazyCommand, LazyGroup
 
 
@@ -67,17 +64,3 @@ def test_a_settings_key_that_is_no_option_is_refused_with_the_known_ones(tmp_pat
     result = CliRunner().invoke(cli, ["autoscale", "--settings", str(settings)])
     assert result.exit_code == 2
     assert "'intervall' is no option" in result.output and "slo-ms" in result.output
-
-
-def test_status_has_a_row_for_each_function_and_fails_where_one_has_no_replica(monkeypatch: pytest.MonkeyPatch) -> None:
-    functions = [
-        {"name": "b", "availableReplicas": 2, "replicas": 3, "limits": {"memory": "512Mi", "cpu": "2"}},
-        {"name": "a", "invocationCount": 7.0, "envVars": {"max_inflight": "4"}},
-    ]
-    client = SimpleNamespace(url="http://g", functions=lambda: functions, info=lambda: {"notes": ["no limits"]})
-    monkeypatch.setattr(service, "connect", lambda *_: client)
-    result = CliRunner().invoke(cli, ["status"])
-    rows = [re.findall(r"[\w:/]+", line) for line in result.output.splitlines()]
-    assert ["a", "0", "0", "7", "4"] in rows and ["b", "2", "3", "0", "512Mi", "2"] in rows
-    assert "note: no limits" in result.output and "1 functions have no ready replica: a" in result.output
-    assert result.exit_code == 1

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+import re
+from types import SimpleNamespace
 
-from smoe.commands.status import work_of
+import pytest
+from click.testing import CliRunner
+
+from smoe.commands import status as module
+from smoe.commands.status import status, work_of
 
 
 def function(name: str, nodes: str = "") -> dict[str, object]:
@@ -43,3 +48,18 @@ def test_latency_is_the_histograms_quantile() -> None:
 
 def test_functions_that_no_ingress_counts_are_left_out() -> None:
     assert work_of([function("m"), function("other")]) == {}
+
+
+def test_status_has_a_row_for_each_function_and_fails_where_one_has_no_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    functions = [
+        {"name": "b", "availableReplicas": 2, "replicas": 3, "limits": {"memory": "512Mi", "cpu": "2"}},
+        {"name": "a", "invocationCount": 7.0, "envVars": {"max_inflight": "4"}},
+    ]
+    client = SimpleNamespace(url="http://g", functions=lambda: functions, info=lambda: {"notes": ["no limits"]})
+    monkeypatch.setattr(module, "connect", lambda *_: client)
+    monkeypatch.setattr(module, "_samples", lambda _: [])
+    result = CliRunner().invoke(status, ["--verbose"])
+    rows = [re.findall(r"[\w:/]+", line) for line in result.output.splitlines()]
+    assert ["a", "0/0", "7", "4"] in rows and ["b", "2/3", "0", "512Mi", "2"] in rows
+    assert "note: no limits" in result.output and "1 functions have no ready replica: a" in result.output
+    assert result.exit_code == 1

@@ -223,6 +223,14 @@ def test_what_is_held_is_reported_once_with_its_reason() -> None:
     assert builder.tick(other).problems == ("a scrape failed", "m-expert-0-0: present scale held: no data of cpu")
 
 
+def test_before_the_first_window_there_is_no_line_of_one() -> None:
+    builder, stream = ViewBuilder("m", "hpa", 100.0, None), io.StringIO()
+    assert builder.state.elapsed_s == 0.0
+    with View(Console(file=stream, width=80)) as view:
+        view.show(builder.progress(Progress(planned=7), now_s=103.0))
+    assert stream.getvalue() == ""
+
+
 def test_replay_progress_is_taken_over_between_windows() -> None:
     progress = Progress(planned=7)
     for outcome in ("ok", "ok", "rejected", "cancelled"):
