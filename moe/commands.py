@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from moe.checkpoints.open import check_experts, head_left_out, open_source
-from moe.checkpoints.source import Source
+from moe.checkpoints.source import FolderSource, Source
 from moe.errors import MoeError
 from moe.inspect import inspect, render
 from moe.manifest import Manifest
@@ -27,6 +27,10 @@ def layer_numbers(text: str | None) -> tuple[int, ...] | None:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise click.BadParameter("whole numbers with commas between them are needed, such as 2,5,8") from None
+
+
+SHOWN = 6
+"""Names in a note."""
 
 
 @click.command("split")
@@ -130,10 +134,11 @@ def split(
             )
     except MoeError as error:
         raise click.ClickException(str(error)) from error
+    notes = _notes(manifest, opened)
     if as_json:
-        click.echo(json.dumps({"out": str(out), "name": manifest.name, "nodes": len(manifest.nodes)}))
+        click.echo(json.dumps({"out": str(out), "name": manifest.name, "nodes": len(manifest.nodes), "notes": notes}))
         return
-    for note in _notes(manifest, opened):
+    for note in notes:
         click.echo(f"note: {note}", err=True)
     click.echo(_sentence(manifest, out), err=True)
     click.echo(f"smoe pipeline inspect {out}    shows it;    smoe up {out}    serves it", err=True)
@@ -161,6 +166,15 @@ def _notes(manifest: Manifest, source: Source | None) -> list[str]:
     head = None if source is None else head_left_out(source)
     if head is not None:
         notes.append(f"the checkpoint is a {head}, whose head is left out: the pipeline answers embeddings")
+    left = source.unread() if isinstance(source, FolderSource) else {}
+    if left:
+        first = ", ".join(f"{name} ({count})" for name, count in list(left.items())[:SHOWN])
+        more = f" and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
+        notes.append(f"{sum(left.values())} tensors of the checkpoint are no part of the pipeline: {first}{more}")
+    longest = manifest.architecture.get("max_positions")
+    stated = None if source is None else source.config.get("max_position_embeddings")
+    if manifest.task == "causal-lm" and longest is not None and stated is not None and longest < stated:
+        notes.append(f"texts of at most {longest} tokens, not {stated}: longer ones turn by other angles (LongRoPE)")
     if manifest.tokenizer is None:
         notes.append("no tokenizer.json in the checkpoint: functions cannot take texts; put one there and split again")
     return notes

@@ -44,6 +44,8 @@ from moe.errors import CheckpointError
 
 ADAPTER_VERSION = 1
 BALANCE_ROUNDS = 6
+BLOCK = 2048
+"""Rows that are shared out among clusters at once."""
 FEATURES = 32
 HEAT = 0.3
 """Weight of a neuron's (standardised, logarithmic) effect relative to its co-activation, which has length one: it
@@ -146,17 +148,26 @@ def _reduced(rows: Tensor, seed: int) -> Tensor:
 def balanced_clusters(features: Tensor, clusters: int, seed: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Label of each row of ``features [F, D]``; cluster sizes differ by at most one.
 
-    k-means, then rounds of the optimal assignment of rows to seats around the centres.
+    k-means, then rounds of the optimal assignment of rows to seats around the centres, among random blocks of at most
+    ``BLOCK`` rows, each with its share of every cluster's seats: its matrix of costs takes 8 ``BLOCK``² bytes, 32 MiB,
+    whatever F is.
     """
     rows = features.double().numpy()
     count = rows.shape[0]
     means = KMeans(clusters, n_init=4, random_state=seed).fit(rows).cluster_centers_
-    seats = np.sort(np.arange(count) % clusters)  # [F]: the cluster of each seat
     labels = np.full(count, -1, dtype=np.int64)
+    blocks = [np.arange(count)]
+    if count > BLOCK:
+        blocks = np.array_split(np.random.default_rng(seed).permutation(count), -(-count // BLOCK))
+    first = np.cumsum([0, *(len(block) for block in blocks)])
+    # [rows of a block]: the cluster of each seat; together all clusters have the same number, to one
+    seats = [np.sort((start + np.arange(len(block))) % clusters) for start, block in zip(first, blocks, strict=False)]
     for _ in range(BALANCE_ROUNDS):
-        distance = ((rows[:, None] - means[None]) ** 2).sum(-1)  # [F, C]
-        _, columns = linear_sum_assignment(distance[:, seats])
-        new = seats[columns]
+        new = np.empty_like(labels)
+        for block, places in zip(blocks, seats, strict=True):
+            distance = ((rows[block, None] - means[None]) ** 2).sum(-1)  # [rows of the block, C]
+            _, columns = linear_sum_assignment(distance[:, places])
+            new[block] = places[columns]
         if np.array_equal(new, labels):
             break
         labels = new

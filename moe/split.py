@@ -40,7 +40,7 @@ class SplitSettings:
     """What a user chooses. ``top_k`` None: what the checkpoint states, or half of the experts of a dense one.
 
     ``method`` neurons: every expert holds a share of the neurons, exact when ``top_k`` = ``experts``;
-    full: every expert starts as a copy of the whole FFN. Native mixtures keep their experts and ignore it.
+    full: every expert starts as a copy of the whole FFN. Native mixtures keep their experts, whatever ``experts`` is.
     """
 
     name: str
@@ -96,6 +96,10 @@ def split(
             reader = open_native(opened)
             if layers is not None:
                 raise CheckpointError(f"{settings.name}: a mixture has its experts in the layers it was trained with.")
+            if method != "neurons" or adapter is not None:
+                raise CheckpointError(
+                    f"{settings.name}: a mixture keeps its experts; method and adapter are not for it."
+                )
             manifest = _split_native(writer, reader, settings)
         manifest = adopt_tokenizer(manifest, opened, reader, tokenizer, part)
         m.save(manifest, part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -239,7 +240,8 @@ def sentence_settings(source: Source) -> tuple[str, bool]:
     normalise = False
     modules = source.folder / "modules.json"
     if modules.is_file():
-        normalise = ".Normalize" in modules.read_text(encoding="utf-8")
+        kinds = sentence_modules(modules)
+        normalise = "Normalize" in kinds
     path = source.folder / "1_Pooling" / "config.json"
     if not path.is_file():
         return "mean", normalise
@@ -249,6 +251,18 @@ def sentence_settings(source: Source) -> tuple[str, bool]:
     if modes == {"pooling_mode_mean_tokens"}:
         return "mean", normalise
     raise CheckpointError(f"{path}: pooling {sorted(modes)} is not supported, only mean or cls.")
+
+
+def sentence_modules(path: Path) -> list[str]:
+    """Steps of a sentence-transformers model, by their classes. Raises CheckpointError for others than supported."""
+    try:
+        steps = [str(step["type"]).rsplit(".", 1)[-1] for step in json.loads(path.read_text(encoding="utf-8"))]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{path}: is no list of modules with types ({error!r}).") from error
+    for step in steps:
+        if step not in ("Transformer", "Pooling", "Normalize"):
+            raise CheckpointError(f"{path}: module {step!r} is not supported, only Transformer, Pooling and Normalize.")
+    return steps
 
 
 def longest_sentence(source: Source) -> int:

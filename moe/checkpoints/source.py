@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,6 +36,11 @@ class Source(Protocol):
         """
 
 
+BUFFER = re.compile(r"(position_ids|rotary_emb\.inv_freq|attn\.(bias|masked_bias))$")
+"""Tensors of older checkpoints that the configuration implies."""
+BEGINNING = re.compile(r"(.*?\blayers?\.\d+)(?=\.)|([^.]+\.[^.]+)(?=\.)|[^.]+")
+
+
 class FolderSource:
     """A Hugging Face folder: ``config.json`` and ``model.safetensors``, or shards and their index."""
 
@@ -48,6 +54,12 @@ class FolderSource:
         self.config = read_json(self.folder / "config.json")
         self._files = self._locate()
         self._open: dict[Path, Any] = {}
+        self._read: set[str] = set()
+
+    def unread(self) -> dict[str, int]:
+        """How many tensors nobody asked for, by what their names begin with; without buffers that hold no weights."""
+        left = sorted(name for name in self._files if name not in self._read and not BUFFER.search(name))
+        return dict(Counter(BEGINNING.match(name)[0] for name in left))  # type: ignore[index]  # matches any name
 
     def _locate(self) -> dict[str, Path]:
         index = self.folder / "model.safetensors.index.json"
@@ -81,6 +93,7 @@ class FolderSource:
     def get(self, name: str, *shape: int, row: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
         if name not in self._files:
             raise CheckpointError(f"{self.folder}: tensor {name!r} is missing.")
+        self._read.add(name)
         try:
             stored = self._reader(self._files[name], self._open).get_slice(name)
             found = tuple(stored.get_shape())

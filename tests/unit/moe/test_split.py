@@ -371,6 +371,53 @@ def test_a_head_that_is_left_out_and_a_missing_tokenizer_are_noted(tmp_path: Pat
     assert noted.exit_code == 0
     assert "note: the checkpoint is a BertForSequenceClassification, whose head is left out" in noted.output
     assert "note: no tokenizer.json in the checkpoint" in noted.output
+    assert "note: 2 tensors of the checkpoint are no part of the pipeline: pooler.dense (2)" in noted.output
+
+
+def test_tensors_that_no_node_has_are_noted_and_what_the_configuration_implies_is_not(tmp_path: Path) -> None:
+    checkpoint = tiny.store(tiny.build("mixtral"), tmp_path / "c")
+    more = {
+        "model.layers.3.self_attn.q_proj.weight": torch.zeros(2, 2),
+        "model.layers.3.eh_proj.weight": torch.zeros(2, 2),
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4),
+        "score.weight": torch.zeros(2, 32),
+    }
+    rewrite(checkpoint, lambda tensors: tensors | more)
+    done = split_by_command(checkpoint, tmp_path / "p", "--json")
+    notes = json.loads(done.stdout)["notes"]
+    assert notes[0] == "3 tensors of the checkpoint are no part of the pipeline: model.layers.3 (2), score (1)"
+    assert len(notes) == 2  # the other is of the tokenizer
+
+
+def test_longrope_notes_the_length_that_it_takes(tmp_path: Path) -> None:
+    positions = {
+        "rope_type": "longrope",
+        "short_factor": [1.0] * 4,
+        "long_factor": [2.0] * 4,
+        "original_max_position_embeddings": 32,
+    }
+    checkpoint = tiny.store(tiny.build("llama", rope_parameters=positions), tmp_path / "c")
+    noted = split_by_command(checkpoint, tmp_path / "p", "--top-k", "4")
+    assert "note: texts of at most 32 tokens, not 64" in noted.output
+    assert load(tmp_path / "p").architecture["max_positions"] == 32
+
+
+@pytest.mark.parametrize("options", [("--method", "full"), ("--adapter", "a.safetensors")])
+def test_what_is_for_dense_models_is_refused_for_mixtures(options: tuple[str, str], tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes(b"")
+    checkpoint = tiny.store(tiny.build("mixtral"), tmp_path / "c")
+    value = str(tmp_path / options[1]) if options[0] == "--adapter" else options[1]
+    refused = split_by_command(checkpoint, tmp_path / "p", options[0], value)
+    assert refused.exit_code == 1
+    assert "a mixture keeps its experts" in refused.output
+
+
+def test_steps_of_sentence_models_that_are_not_computed_are_refused(tmp_path: Path) -> None:
+    checkpoint = tiny.store(tiny.build("bert"), tmp_path / "c")
+    steps = [{"type": f"sentence_transformers.models.{name}"} for name in ("Transformer", "Pooling", "Dense")]
+    (checkpoint / "modules.json").write_text(json.dumps(steps))
+    with pytest.raises(CheckpointError, match="module 'Dense' is not supported"):
+        split(checkpoint, tmp_path / "p", "tiny", 2, 2)
 
 
 def test_a_models_name_on_the_hub_is_no_folder(tmp_path: Path) -> None:

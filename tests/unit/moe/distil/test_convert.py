@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import tracemalloc
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -75,6 +78,32 @@ def test_clusters_that_are_already_balanced_are_found() -> None:
     rows = torch.tensor([[0.0], [0.1], [5.0], [5.1], [9.0], [9.2]])
     labels = balanced_clusters(rows, 3, 0)
     assert labels[0] == labels[1] != labels[2] == labels[3] != labels[4] == labels[5]
+
+
+def test_blocks_bound_the_memory_of_clustering_and_keep_the_sizes_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moe.convert.BLOCK", 100)
+    rows = torch.randn(1999, 4, generator=torch.Generator().manual_seed(0))
+    tracemalloc.start()
+    labels = balanced_clusters(rows, 6, 0)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1999**2 * 8 / 8  # an eighth of one matrix over all pairs of neurons
+    sizes = np.bincount(labels, minlength=6)
+    assert sizes.sum() == 1999
+    assert sizes.max() - sizes.min() <= 1
+
+
+def test_clusters_from_blocks_are_nearly_as_close_as_from_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = torch.randn(600, 4, generator=torch.Generator().manual_seed(1))
+
+    def spread() -> float:
+        labels = balanced_clusters(rows, 4, 0)
+        parts = [rows[torch.from_numpy(labels == cluster)] for cluster in range(4)]
+        return sum(float((part - part.mean(0)).pow(2).sum()) for part in parts)
+
+    whole = spread()
+    monkeypatch.setattr("moe.convert.BLOCK", 150)
+    assert spread() < 1.03 * whole
 
 
 @pytest.mark.parametrize(("experts", "shared"), [(0, 0), (3, 23), (25, 0), (2, -1)])
