@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterable
 
 from gateway.backends.kubernetes.api import STRATEGIC, Api, ApiError, Object
-from gateway.backends.kubernetes.live import annotate, condition, leaving, resize
+from gateway.backends.kubernetes.live import annotate, beyond_resizing, condition, leaving, resize
 from platform_words.live import Live
 
 log = logging.getLogger(__name__)
@@ -28,8 +28,10 @@ class Keeper:
         self._pending: dict[str, str] = {}
         """Pod → why the kubelet has not done it yet."""
 
-    async def keep(self, name: str, live: Live, pods: Iterable[Object]) -> bool:
+    async def keep(self, name: str, live: Live, pods: Iterable[Object], *, renewed: bool = False) -> bool:
         """Bring the pods of function ``name`` in line; False where one of them was refused its resources.
+
+        ``renewed``: new pods start with enough memory, so one that is ended for want of it again and again is deleted.
 
         Raises ApiError and UnreachableError for anything else.
         """
@@ -38,6 +40,10 @@ class Keeper:
             if leaving(pod):
                 continue
             pod_name = pod["metadata"]["name"]
+            if renewed and beyond_resizing(pod, name, live):
+                log.warning("pod %s is replaced: it is down for want of memory, and no resize reaches it", pod_name)
+                await self._delete(pod)
+                continue
             settings = annotate(pod, live)
             if settings is not None:
                 await self._patch(pod_name, "", settings)
@@ -67,6 +73,16 @@ class Keeper:
             return False
         self._refused.pop(pod, None)
         return True
+
+    async def _delete(self, pod: Object) -> None:
+        """This very pod, and no other of its name; one that has gone meanwhile needs nothing."""
+        only = {"uid": pod["metadata"]["uid"]}
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": only}
+        try:
+            await self._api.call("DELETE", f"{self._path}/{pod['metadata']['name']}", options)
+        except ApiError as error:
+            if error.code not in (404, 409):
+                raise
 
     async def _patch(self, pod: str, subresource: str, body: Object, content_type: str | None = None) -> None:
         """A pod that has gone meanwhile needs nothing."""

@@ -52,6 +52,21 @@ def resize(pod: Object, name: str, live: Live) -> Object | None:
     return {"spec": {"containers": [{"name": name, "resources": changes}]}}
 
 
+def beyond_resizing(pod: Object, name: str, live: Live) -> bool:
+    """Whether a pod is down for want of memory and was given, or is to be given, other resources than it was made with.
+
+    A kubelet reports such a resize as done and leaves the pod's cgroup as it was while no container runs
+    (kubernetes/kubernetes#138760), so it is ended again and again. Pods that were never resized are left alone: a new
+    one would have no more.
+    """
+    statuses = (pod.get("status") or {}).get("containerStatuses") or ()
+    status = next((one for one in statuses if one["name"] == name), {})
+    state, last = status.get("state") or {}, status.get("lastState") or {}
+    ended = state.get("terminated") or last.get("terminated") or {}
+    down = "running" not in state and ended.get("reason") == "OOMKilled"
+    return down and (pod["metadata"].get("generation", 1) > 1 or resize(pod, name, live) is not None)
+
+
 def annotate(pod: Object, live: Live) -> Object | None:
     """A merge patch with a pod's live settings; None where the pod has them or cannot read them."""
     present = (pod["metadata"].get("annotations") or {}).get(POD_SETTINGS)

@@ -20,6 +20,7 @@ from gateway.backends.kubernetes.logs import PodLogs
 from gateway.backends.kubernetes.pods import addresses, is_ready, moment, replicas, restarts
 from gateway.backends.kubernetes.secrets import SELECTOR, Secrets
 from gateway.backends.kubernetes.settings import KubernetesSettings
+from gateway.backends.kubernetes.template import Templates
 from gateway.backends.kubernetes.usage import PodUsage
 from gateway.contract import FunctionSpec, FunctionState, LogLine, NotFoundError, Usage
 from gateway.placement import parse_placement
@@ -77,6 +78,7 @@ class Space:
         self._secrets = Secrets(api, space)
         self._usage = PodUsage(api, space, selector)
         self._keeper = Keeper(api, self._pods_path)
+        self._templates = Templates(api, space)
         self._functions = Functions(api, self.deployments, settings, name)
 
     async def start(self) -> None:
@@ -298,7 +300,10 @@ class Space:
             if unserved and not await self._functions.has_service(name):
                 await self._functions.serve(state.spec, document)  # a create was cut off before it came to this
             if self._resizes:
-                await self._keeper.keep(name, live_of(state.spec), self._pods_of(name))
+                live = live_of(state.spec)
+                pods = self._pods_of(name)
+                renewed = await self._templates.follow(document, live, pods)
+                await self._keeper.keep(name, live, pods, renewed=renewed)
 
     def _forget_gone(self) -> None:
         self._keeper.forget(self._pods.objects)

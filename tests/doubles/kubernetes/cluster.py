@@ -44,6 +44,10 @@ class Cluster:
         """What an admission says to every new pod; empty: nothing."""
         self.hold_starts = False
         """Pods stay unready until :meth:`let_start`."""
+        self.needs: dict[str, str] = {}
+        """Function → memory that a container of it takes: with a smaller limit it is ended while it starts."""
+        self._cgroups: dict[str, str] = {}
+        """Uid of a pod → memory limit of its cgroup."""
         self.logs: dict[tuple[str, str], list[tuple[float, str]]] = {}
         self.logged = asyncio.Event()
         self._containers: dict[str, Container] = {}
@@ -119,6 +123,13 @@ class Cluster:
 
     def set_resizing(self, how: Resizing) -> None:
         self.resizing = how
+        self.settle()
+
+    def end_containers(self, function: str) -> None:
+        """Containers die and are started again in the same pods."""
+        for pod in self.pods(function):
+            if pod["status"].get("containerStatuses"):
+                self._begin(pod)
         self.settle()
 
     # pods
@@ -231,14 +242,27 @@ class Cluster:
             ip = f"{self._net}.{self._made}" if self._made < 255 else f"127.9.{self._made // 250}.{self._made % 250}"
             changed["status"] |= {"podIP": ip, "phase": "Running", "startTime": now()}
             changed["status"]["containerStatuses"] = list(_statuses(changed))
-            if self.serve_port is None:
-                _condition(changed, "ContainersReady", "True")
-                _condition(changed, "Ready", "True")
-            self.store.replace("pods", changed, "kubelet", status=True)
+            self._cgroups[changed["metadata"]["uid"]] = _memory(changed)
+            self._begin(changed)
             if self.serve_port is not None:
                 task = asyncio.get_running_loop().create_task(self._serve(changed["metadata"], ip))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
+
+    def _begin(self, pod: dict[str, Any]) -> None:
+        """Containers start: they run, or are ended for want of memory, and waited for in a back-off."""
+        changed, function = copied(pod), pod["metadata"]["labels"].get("faas_function", "")
+        up = amount(self._cgroups[pod["metadata"]["uid"]]) >= amount(self.needs.get(function, "0"))
+        for one in changed["status"]["containerStatuses"]:
+            one["state"] = {"running": {}} if up else {"waiting": {"reason": "CrashLoopBackOff"}}
+            one["ready"] = up
+            if not up:
+                one["lastState"] = {"terminated": {"reason": "OOMKilled", "exitCode": 137}}
+                one["restartCount"] += 1
+        if self.serve_port is None:
+            _condition(changed, "ContainersReady", "True" if up else "False")
+            _condition(changed, "Ready", "True" if up else "False")
+        self.store.replace("pods", changed, "kubelet", status=True)
 
     async def _serve(self, meta: dict[str, Any], ip: str) -> None:
         loop = asyncio.get_running_loop()
@@ -277,7 +301,13 @@ class Cluster:
             if not same:
                 if self.resizing == "done":
                     conditions[:] = [one for one in conditions if one["type"] != waits]
-                    changed["status"]["containerStatuses"] = list(_statuses(changed))
+                    before = changed["status"]["containerStatuses"]
+                    changed["status"]["containerStatuses"] = [
+                        {**old, **new, "ready": old["ready"], "restartCount": old["restartCount"]}
+                        for old, new in zip(before, _statuses(changed), strict=True)
+                    ]
+                    if all("running" in one["state"] for one in before):  # else kubernetes/kubernetes#138760
+                        self._cgroups[changed["metadata"]["uid"]] = _memory(changed)
                 elif self.resizing == "in progress":
                     _condition(changed, waits, "True")
                 elif self.resizing == "failed":
@@ -288,6 +318,12 @@ class Cluster:
                     _condition(changed, waits, "True", self.resizing.capitalize(), why)
             changed["status"]["observedGeneration"] = changed["metadata"]["generation"]
             self.store.replace("pods", changed, "kubelet", status=True)
+
+
+def _memory(pod: dict[str, Any]) -> str:
+    """Memory limit of the first container."""
+    limits = (pod["spec"]["containers"][0].get("resources") or {}).get("limits") or {}
+    return str(limits.get("memory", "1Ti"))
 
 
 def _borne_s(pod: dict[str, Any]) -> float:

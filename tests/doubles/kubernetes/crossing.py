@@ -7,12 +7,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from gateway.backends.kubernetes.backend import KubernetesBackend
+from platform_words.labels import FOLLOWS
 
 Order = Callable[[KubernetesBackend], Awaitable[None]]
 
 
 class Held:
-    """A gateway that stops before its ``nth`` write (from 0) until it is let go."""
+    """A gateway that stops before its ``nth`` write (from 0) until it is let go; what it does by itself to keep pods
+    and templates in line is no part of an order."""
 
     def __init__(self, backend: KubernetesBackend, nth: int) -> None:
         self.reached, self._go = asyncio.Event(), asyncio.Event()
@@ -20,7 +22,8 @@ class Held:
         backend.api.call = self._held  # type: ignore[method-assign, assignment]
 
     async def _held(self, method: Any, path: str, *rest: Any, **more: Any) -> Any:
-        if method != "GET" and "/pods/" not in path:
+        keeping = "/pods/" in path or "/replicasets/" in path or FOLLOWS in str(rest)
+        if method != "GET" and not keeping:
             self._left -= 1
             if self._left == -1:
                 self.reached.set()

@@ -22,6 +22,7 @@ class Kind:
 
 KINDS = {
     "deployments": Kind("apps", "v1", "Deployment"),
+    "replicasets": Kind("apps", "v1", "ReplicaSet"),
     "services": Kind("", "v1", "Service"),
     "endpointslices": Kind("discovery.k8s.io", "v1", "EndpointSlice"),
     "pods": Kind("", "v1", "Pod"),

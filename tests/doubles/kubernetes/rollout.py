@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from tests.doubles.kubernetes.cluster import Cluster
 
 HASH = "pod-template-hash"
+ORDER = "test/order"
+"""Label of a replica set: when it was made."""
 SERVICE = "kubernetes.io/service-name"
 
 
@@ -39,6 +41,9 @@ def deployments(cluster: Cluster) -> None:
         owner = pod["metadata"].get("ownerReferences", [{}])[0].get("uid")
         if owner is not None and owner not in owners and "deletionTimestamp" not in pod["metadata"]:
             cluster.delete_pod(pod)
+    for one in list(cluster.store.all("replicasets")):
+        if _controller(one) not in owners:
+            cluster.store.delete("replicasets", one["metadata"]["namespace"], one["metadata"]["name"])
     for service in list(cluster.store.all("services")):
         meta = service["metadata"]
         if meta.get("ownerReferences") and meta["ownerReferences"][0]["uid"] not in owners:
@@ -56,11 +61,66 @@ def pods_of(cluster: Cluster, deployment: dict[str, Any]) -> list[dict[str, Any]
     ]
 
 
+def replica_sets(cluster: Cluster, deployment: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those of a deployment, the oldest first."""
+    uid, namespace = deployment["metadata"]["uid"], deployment["metadata"]["namespace"]
+    found = (one for one in cluster.store.all("replicasets", namespace) if _controller(one) == uid)
+    return sorted(found, key=lambda one: int(one["metadata"]["labels"][ORDER]))
+
+
+def _controller(document: dict[str, Any]) -> str:
+    return str(document["metadata"].get("ownerReferences", [{}])[0].get("uid"))
+
+
+def new_replica_set(cluster: Cluster, deployment: dict[str, Any]) -> dict[str, Any] | None:
+    """The one of the deployment's template (``FindNewReplicaSet`` of the deployment controller)."""
+    wanted = deployment["spec"]["template"]
+    return next((one for one in replica_sets(cluster, deployment) if _without_hash(one) == wanted), None)
+
+
+def _without_hash(replica_set: dict[str, Any]) -> dict[str, Any]:
+    template = copied(replica_set["spec"]["template"])
+    template["metadata"]["labels"].pop(HASH)
+    if not template["metadata"]["labels"]:
+        del template["metadata"]["labels"]
+    return template
+
+
+def _made_replica_set(cluster: Cluster, deployment: dict[str, Any]) -> dict[str, Any]:
+    """As ``getNewReplicaSet`` makes it; a name that is taken by one of another template gets another hash."""
+    meta, template = deployment["metadata"], copied(deployment["spec"]["template"])
+    there, stamp = replica_sets(cluster, deployment), template_hash(template)
+    while any(one["metadata"]["name"] == f"{meta['name']}-{stamp}" for one in there):
+        stamp = template_hash({"before": stamp})
+    template["metadata"].setdefault("labels", {})[HASH] = stamp
+    owner = {"apiVersion": "apps/v1", "kind": "Deployment", "name": meta["name"], "uid": meta["uid"]}
+    number = 1 + max((int(one["metadata"]["labels"][ORDER]) for one in there), default=0)
+    labels = {**template["metadata"]["labels"], ORDER: str(number)}
+    document = {
+        "metadata": {
+            "name": f"{meta['name']}-{stamp}",
+            "namespace": meta["namespace"],
+            "labels": labels,
+            "ownerReferences": [{**owner, "controller": True}],
+        },
+        "spec": {"replicas": 0, "template": template},
+    }
+    return cluster.store.create("replicasets", document, "kube-controller-manager")
+
+
 def _roll(cluster: Cluster, deployment: dict[str, Any]) -> None:
     spec = deployment["spec"]
-    wanted = spec.get("replicas", 1)
-    stamp = template_hash(spec["template"])
+    wanted, paused = spec.get("replicas", 1), bool(spec.get("paused"))
+    current = new_replica_set(cluster, deployment)
+    if current is None and not paused:
+        current = _made_replica_set(cluster, deployment)
     pods = pods_of(cluster, deployment)
+    if paused:  # it is scaled, by the template of what runs, and not rolled out
+        running = [one for one in replica_sets(cluster, deployment) if one["spec"]["replicas"]]
+        current = current if current is not None or len(running) != 1 else running[0]
+    if current is None:
+        return
+    stamp = current["metadata"]["labels"][HASH]
     new = [pod for pod in pods if pod["metadata"]["labels"].get(HASH) == stamp]
     old = [pod for pod in pods if pod not in new]
     rolling = spec.get("strategy", {}).get("rollingUpdate", {})
@@ -71,7 +131,7 @@ def _roll(cluster: Cluster, deployment: dict[str, Any]) -> None:
         for pod in old:
             cluster.delete_pod(pod)
         old = []
-    failure = _create(cluster, deployment, stamp, min(wanted - len(new), wanted + surge - len(new) - len(old)))
+    failure = _create(cluster, deployment, current, min(wanted - len(new), wanted + surge - len(new) - len(old)))
     _note_failure(cluster, deployment, failure)
     available = sum(ready(pod) for pod in pods)
     for pod in sorted(old, key=ready):
@@ -83,12 +143,18 @@ def _roll(cluster: Cluster, deployment: dict[str, Any]) -> None:
     worst_first = sorted(new, key=lambda pod: (ready(pod), pod["metadata"]["name"]))
     for pod in worst_first[: max(0, len(new) - wanted)]:
         cluster.delete_pod(pod)
+    for one in replica_sets(cluster, deployment):
+        own = one["metadata"]["labels"][HASH]
+        count = wanted if own == stamp else sum(pod["metadata"]["labels"].get(HASH) == own for pod in old)
+        if one["spec"]["replicas"] != count:
+            changed = copied(one)
+            changed["spec"]["replicas"] = count
+            cluster.store.replace("replicasets", changed, "kube-controller-manager")
 
 
-def _create(cluster: Cluster, deployment: dict[str, Any], stamp: str, count: int) -> str:
+def _create(cluster: Cluster, deployment: dict[str, Any], replica_set: dict[str, Any], count: int) -> str:
     meta = deployment["metadata"]
-    template = copied(deployment["spec"]["template"])
-    template["metadata"].setdefault("labels", {})[HASH] = stamp
+    template, stamp = copied(replica_set["spec"]["template"]), replica_set["metadata"]["labels"][HASH]
     owner = {"apiVersion": "apps/v1", "kind": "Deployment", "name": meta["name"], "uid": meta["uid"]}
     for _ in range(count):
         try:
@@ -118,11 +184,12 @@ def _note_failure(cluster: Cluster, deployment: dict[str, Any], failure: str) ->
 def statuses(cluster: Cluster) -> None:
     for deployment in list(cluster.store.all("deployments")):
         pods = pods_of(cluster, deployment)
-        stamp = template_hash(deployment["spec"]["template"])
+        current = new_replica_set(cluster, deployment)
+        stamp = None if current is None else current["metadata"]["labels"][HASH]
         status = {
             "observedGeneration": deployment["metadata"]["generation"],
             "replicas": len(pods),
-            "updatedReplicas": sum(pod["metadata"]["labels"].get(HASH) == stamp for pod in pods),
+            "updatedReplicas": sum(pod["metadata"]["labels"].get(HASH, "") == stamp for pod in pods),
             "readyReplicas": sum(map(ready, pods)),
             "availableReplicas": sum(map(ready, pods)),
         }

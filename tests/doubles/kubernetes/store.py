@@ -110,7 +110,7 @@ class Store:
             return self._shown(live)
         if not applied and not status:
             fields.updated(live, changed, sets, manager)
-        if changed.get("spec") != live.get("spec"):
+        if changed.get("spec") != live.get("spec") and not status:  # binding a pod to its node does not count
             changed["metadata"]["generation"] += 1
         return self._put(key, changed, "MODIFIED")
 

@@ -78,6 +78,13 @@ def guarded(double: Running) -> Running:
     return double
 
 
+def _started_with(double: Running, namespace: str) -> str | None:
+    """Memory limit of new pods, once the Deployment goes on."""
+    spec_there = double.deployment("f", namespace)["spec"]
+    limits = spec_there["template"]["spec"]["containers"][0]["resources"]["limits"]
+    return None if "paused" in spec_there else str(limits["memory"])
+
+
 async def everything(double: Running, backend: KubernetesBackend, namespace: str) -> None:
     """All that a gateway does in a namespace but the removal, and the repair of a create that was cut off."""
 
@@ -91,6 +98,11 @@ async def everything(double: Running, backend: KubernetesBackend, namespace: str
     await until_ready(1)
     more = {"memory": "512Mi", "cpu": "2"}
     await backend.update(replace(function, limits=more, env_vars={**function.env_vars, "max_inflight": "9"}))
+    await until_so(lambda: _started_with(double, namespace) == more["memory"])
+    for needs in ({"f": "800Mi"}, {}):  # a pod that no resize reaches is deleted
+        double.do(lambda needs=needs: setattr(double.cluster, "needs", needs))  # type: ignore[misc]
+        double.do(lambda: double.cluster.end_containers("f"))
+        await until_so(lambda: bool(double.pods("f")))
     await backend.update(replace(function, image="smoe/function:2"))
     await backend.scale("f", namespace, 2)
     await until_ready(2)
