@@ -106,6 +106,8 @@ class FunctionState:
     max_inflight: int
     created_at_s: float
     restarts: int = 0
+    problems: tuple[str, ...] = ()
+    """Why replicas are not ready, in sentences, where the platform knows: one of each reason."""
     standbys: int = 0
     """Replicas on top of the desired ones that wait, or are activated."""
     activated: int = 0

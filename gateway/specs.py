@@ -147,6 +147,8 @@ def status_of(state: FunctionState, invocations: float, usage: Mapping[str, Usag
         "availableReplicas": len(state.ready),
     }
     document |= {key: value for key, value in numbers.items() if value}
+    if state.problems:
+        document["problems"] = list(state.problems)
     if usage:
         document["usage"] = {
             "cpu": sum(replica.cpu_millicores or 0.0 for replica in usage.values()),

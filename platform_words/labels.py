@@ -35,6 +35,8 @@ READS_LIVE_SETTINGS = "smoe.live-settings"
 SPEC = "smoe.function"
 """Annotation of a Deployment that this project's gateway wrote: the FunctionDeployment as it was sent. Nobody else
 scales such a Deployment."""
+MADE_BY = "smoe.made-by"
+"""Annotation of a Deployment: a digest of the gateway's settings that its template was made by."""
 LIVE = "smoe.live"
 """Annotation of a Deployment: what its replicas should have now (:class:`~platform_words.live.Live`)."""
 POD_SETTINGS = "smoe.settings"

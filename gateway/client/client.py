@@ -15,6 +15,7 @@ import requests
 
 from gateway.client.errors import GatewayRefusedError, GatewayUnreachableError, NotReadyError
 from gateway.client.state import read_gateway_address, read_password
+from platform_words.labels import NODES_LABEL
 
 _CONNECT_TRIES = 3
 _TIMEOUT_S = 15.0
@@ -117,7 +118,8 @@ class GatewayClient:
         """Wait until each named function has an available replica. Raises NotReadyError naming those without."""
         end_s = time.monotonic() + timeout_s
         while True:
-            available = {f["name"] for f in self.functions() if f.get("availableReplicas", 0) > 0}
+            functions = self.functions()
+            available = {f["name"] for f in functions if f.get("availableReplicas", 0) > 0}
             missing = [name for name in names if name not in available]
             on_progress(len(names) - len(missing))
             if not missing:
@@ -126,7 +128,10 @@ class GatewayClient:
                 shown = ", ".join(missing[:5]) + (" …" if len(missing) > 5 else "")
                 raise NotReadyError(
                     f"{len(missing)} of {len(names)} functions are not ready after {timeout_s:.0f} s: {shown}; "
-                    "their logs say why (smoe logs NAME)"
+                    + (
+                        _reasons([f for f in functions if f["name"] in missing])
+                        or "their logs say why (smoe logs NAME)"
+                    )
                 )
             time.sleep(0.1)
 
@@ -168,3 +173,14 @@ class GatewayClient:
 
 def _by_name(snapshot: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     return {key.rsplit(".", 1)[0]: function["replicas"] for key, function in snapshot["functions"].items()}
+
+
+def _reasons(functions: list[dict[str, Any]]) -> str:
+    """What a platform reports of replicas that are not ready, one replica for each kind of function and reason."""
+    found: dict[tuple[str, str], str] = {}
+    for function in functions:
+        nodes = (function.get("labels") or {}).get(NODES_LABEL, "")
+        for problem in function.get("problems") or ():
+            _, _, reason = problem.partition(": ")
+            found.setdefault((nodes.partition("-")[0], reason.partition(":")[0]), problem)
+    return "; ".join(found.values())

@@ -27,7 +27,7 @@ from gateway.contract import DEFAULT_NAMESPACE, FunctionSpec, InvalidSpecError
 from gateway.durations import parse_duration
 from gateway.placement import parse_placement
 from gateway.specs import deployment_of, max_inflight, parse_deployment
-from platform_words.labels import FUNCTION_LABEL, LIVE, POD_SETTINGS, SPEC
+from platform_words.labels import FUNCTION_LABEL, LIVE, MADE_BY, POD_SETTINGS, SPEC
 from platform_words.live import Live
 from platform_words.resources import GPU, GPU_TENTHS, MPS_MEMORY, MPS_PERCENTAGE, RESIZED, RESOURCES
 
@@ -37,8 +37,6 @@ PIPELINES_FOLDER = "/var/smoe/pipelines"
 CACHE_FOLDER = "/var/smoe/cache"
 SETTLE_S = 3
 """Time from a pod's removal from the endpoints until its SIGTERM: clients need as long to learn of it."""
-LOST_S = 5
-"""Replicas of a node that Kubernetes takes for lost are replaced after so many seconds; its own default is 300."""
 LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 MACHINE_VARIABLE = "smoe_machine"
 _RESERVED = (
@@ -86,7 +84,7 @@ def deployment(spec: FunctionSpec, settings: KubernetesSettings, pull_secrets: f
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": {"name": spec.name, "namespace": settings.namespace, **metadata(spec)},
+        "metadata": {"name": spec.name, "namespace": settings.namespace, **_metadata(spec, settings)},
         "spec": {
             "revisionHistoryLimit": 3,
             "selector": {"matchLabels": {FUNCTION_LABEL: spec.name}},
@@ -141,6 +139,17 @@ def metadata(spec: FunctionSpec) -> dict[str, dict[str, str]]:
             LIVE: live_of(spec).text(),
         },
     }
+
+
+def _metadata(spec: FunctionSpec, settings: KubernetesSettings) -> dict[str, dict[str, str]]:
+    """Also by which of the gateway's settings the template was made."""
+    found = metadata(spec)
+    return {**found, "annotations": {**found["annotations"], MADE_BY: settings.shaping()}}
+
+
+def made_by(document: Object, settings: KubernetesSettings) -> bool:
+    """Whether a Deployment's template is of these settings of the gateway."""
+    return bool((document["metadata"].get("annotations") or {}).get(MADE_BY) == settings.shaping())
 
 
 def spec_of(document: Object, namespace: str = DEFAULT_NAMESPACE) -> FunctionSpec | None:
@@ -255,7 +264,8 @@ def _pod(spec: FunctionSpec, settings: KubernetesSettings, pull_secrets: frozens
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": _grace_s(spec),
         "tolerations": [
-            {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_S} for key in LOST
+            {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": settings.lost_s}
+            for key in LOST
         ],
     }
     if settings.gpu_host_ipc and GPU in spec.limits:

@@ -69,6 +69,15 @@ _OPTIONS = {
         metavar="PATH",
         help="kubernetes: folder of every node for weights from object stores.",
     ),
+    "lost_s": click.option(
+        "--lost-after",
+        "lost_s",
+        type=click.IntRange(0, 3600),
+        default=30,
+        show_default=True,
+        metavar="SECONDS",
+        help="kubernetes: when replicas of a node that is not heard of are replaced.",
+    ),
     "gpu_host_ipc": click.option(
         "--gpu-host-ipc",
         is_flag=True,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 
 from gateway.backends.kubernetes.api import Object
@@ -47,6 +47,34 @@ def restarts(pods: Iterable[Object]) -> int:
     return sum(
         status.get("restartCount", 0) for pod in pods for status in pod.get("status", {}).get("containerStatuses") or ()
     )
+
+
+def problems(pods: Iterable[Object]) -> tuple[str, ...]:
+    """What keeps pods from being ready, one pod of each reason: no node, no image, a container that ends again and
+    again."""
+    found: dict[str, str] = {}
+    for pod in pods:
+        if leaving(pod) or is_ready(pod):
+            continue
+        for reason, message in _reasons(pod):
+            words = f"{reason}: {' '.join(message.split())[:300]}" if message else reason
+            found.setdefault(reason, f"{pod['metadata']['name']}: {words}")
+    return tuple(found.values())
+
+
+def _reasons(pod: Object) -> Iterator[tuple[str, str]]:
+    status = pod.get("status") or {}
+    for one in status.get("conditions") or ():
+        if one["type"] == "PodScheduled" and one["status"] == "False":
+            yield one.get("reason", "Unschedulable"), one.get("message", "")
+    for container in status.get("containerStatuses") or ():
+        state, last = container.get("state") or {}, (container.get("lastState") or {}).get("terminated") or {}
+        waiting, ended = state.get("waiting") or {}, state.get("terminated") or last
+        if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
+            yield waiting["reason"], waiting.get("message", "")
+        if ended:
+            code = f"exit code {ended['exitCode']}" if "exitCode" in ended else ""
+            yield ended.get("reason", "ended"), ended.get("message", "") or code
 
 
 def is_ready(pod: Object) -> bool:

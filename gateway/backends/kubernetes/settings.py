@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +35,8 @@ class KubernetesSettings:
     """Persistent volume claim with the folder of pipelines, mounted read-only where ``smoe_pipeline`` is set."""
     weights_cache: str | None = None
     """Folder of every node that keeps weights fetched from object stores, mounted where ``smoe_pipeline`` is set."""
+    lost_s: int = 30
+    """Replicas of a node that Kubernetes takes for lost are replaced after so many seconds; its own default is 300."""
     gpu_host_ipc: bool = False
     """Whether functions with a GPU share the node's IPC namespace, as GKE's MPS wants."""
     request_timeout_s: float = 10.0
@@ -48,3 +51,12 @@ class KubernetesSettings:
     """Live limits and settings are compared again at least this often."""
     usage_interval_s: float = 15.0
     """Period of ``metrics.k8s.io``."""
+
+    def shaping(self) -> str:
+        """A digest of what shapes the templates of functions besides their own specs."""
+        names = (
+            *("function_port", "image_pull_policy", "run_as_user", "gpu_memory_mb", "feed_url", "feed_secret"),
+            *("pipelines_claim", "weights_cache", "gpu_host_ipc", "lost_s"),
+        )
+        text = repr([(name, getattr(self, name)) for name in names])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]

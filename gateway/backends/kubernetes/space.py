@@ -17,7 +17,7 @@ from gateway.backends.kubernetes.informer import Informer
 from gateway.backends.kubernetes.keeper import Keeper
 from gateway.backends.kubernetes.live import live_of
 from gateway.backends.kubernetes.logs import PodLogs
-from gateway.backends.kubernetes.pods import addresses, is_ready, moment, replicas, restarts
+from gateway.backends.kubernetes.pods import addresses, is_ready, moment, problems, replicas, restarts
 from gateway.backends.kubernetes.secrets import SELECTOR, Secrets
 from gateway.backends.kubernetes.settings import KubernetesSettings
 from gateway.backends.kubernetes.template import Templates
@@ -119,16 +119,16 @@ class Space:
     async def update(self, spec: FunctionSpec) -> None:
         objects.check(spec)
         pull = await self._secrets.pull_secrets(spec)
-        before = await self._present(spec)
+        before, alike = await self._present(spec)
         for _ in range(self._settings.tries):
-            if not self._lives_on(before, spec):
+            if not alike or not self._lives_on(before, spec):
                 break
             if await self._functions.change_metadata(spec, before):
                 if await self._keeper.keep(spec.name, live_of(spec), self._pods_of(spec.name)):
                     return
                 log.info("function %s: its pods cannot be resized where they are, so they are replaced", spec.key)
                 break
-            before = await self._present(spec)
+            before, alike = await self._present(spec)
         await self._functions.roll_out(spec, pull)
         places = parse_placement(spec)
         if places and places != parse_placement(before):
@@ -203,13 +203,14 @@ class Space:
             raise missing(name, self.name)
         return state
 
-    async def _present(self, spec: FunctionSpec) -> FunctionSpec:
-        """The function as the API server has it now. Raises NotFoundError."""
+    async def _present(self, spec: FunctionSpec) -> tuple[FunctionSpec, bool]:
+        """The function as the API server has it now, and whether this gateway's settings would shape it alike. Raises
+        NotFoundError."""
         document = await self._functions.read(spec.name)
         spec_there = None if document is None else objects.spec_of(document, self.name)
-        if spec_there is None:
+        if document is None or spec_there is None:
             raise missing(spec.name, spec.namespace)
-        return spec_there
+        return spec_there, objects.made_by(document, self._settings)
 
     def _lives_on(self, before: FunctionSpec, after: FunctionSpec) -> bool:
         """Whether pods become those of ``after`` without a restart, on this cluster."""
@@ -237,6 +238,7 @@ class Space:
             max_inflight=live_of(spec).max_inflight,
             created_at_s=moment(document["metadata"].get("creationTimestamp")),
             restarts=restarts(pods),
+            problems=problems(pods),
         )
 
     def _pods_of(self, name: str) -> builtins.list[Object]:

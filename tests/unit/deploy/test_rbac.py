@@ -85,6 +85,10 @@ def _started_with(double: Running, namespace: str) -> str | None:
     return None if "paused" in spec_there else str(limits["memory"])
 
 
+def _pods(double: Running, namespace: str) -> set[str]:
+    return double.do(lambda: {pod["metadata"]["name"] for pod in double.cluster.pods("f", namespace)})
+
+
 async def everything(double: Running, backend: KubernetesBackend, namespace: str) -> None:
     """All that a gateway does in a namespace but the removal, and the repair of a create that was cut off."""
 
@@ -99,10 +103,12 @@ async def everything(double: Running, backend: KubernetesBackend, namespace: str
     more = {"memory": "512Mi", "cpu": "2"}
     await backend.update(replace(function, limits=more, env_vars={**function.env_vars, "max_inflight": "9"}))
     await until_so(lambda: _started_with(double, namespace) == more["memory"])
-    for needs in ({"f": "800Mi"}, {}):  # a pod that no resize reaches is deleted
-        double.do(lambda needs=needs: setattr(double.cluster, "needs", needs))  # type: ignore[misc]
-        double.do(lambda: double.cluster.end_containers("f"))
-        await until_so(lambda: bool(double.pods("f")))
+    looping = _pods(double, namespace)
+    double.do(lambda: double.cluster.needs.update({"f": "800Mi"}))
+    double.do(lambda: double.cluster.end_containers("f"))
+    await until_so(lambda: looping.isdisjoint(_pods(double, namespace)))
+    double.do(double.cluster.needs.clear)
+    double.do(lambda: double.cluster.end_containers("f"))
     await backend.update(replace(function, image="smoe/function:2"))
     await backend.scale("f", namespace, 2)
     await until_ready(2)
