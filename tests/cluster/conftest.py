@@ -38,16 +38,16 @@ class Target:
 
     def pods(self, function: str = "f") -> list[dict[str, Any]]:
         """Those that are to stay."""
-        found = self.asking.pods(f"faas_function={function}")
-        return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+        pods = self.asking.pods(f"faas_function={function}")
+        return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
     def names(self, function: str = "f") -> set[str]:
         return {pod["metadata"]["name"] for pod in self.pods(function)}
 
     def limits(self, function: str = "f") -> list[tuple[float, float]]:
         """MiB and cores of each pod; the API server writes quantities in its own way."""
-        found = (pod["spec"]["containers"][0]["resources"]["limits"] for pod in self.pods(function))
-        return [(float_quantity(one["memory"]) / MIB, float_quantity(one["cpu"])) for one in found]
+        limits = (pod["spec"]["containers"][0]["resources"]["limits"] for pod in self.pods(function))
+        return [(float_quantity(one["memory"]) / MIB, float_quantity(one["cpu"])) for one in limits]
 
     def deployment(self, function: str = "f") -> dict[str, Any]:
         return self.asking.read(f"apps/v1:deployments/{function}")

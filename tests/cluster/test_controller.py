@@ -119,10 +119,10 @@ async def test_openfaas_own_autoscaler_is_set_aside_once(target: Target) -> None
 @pytest.fixture
 def following(target: Target) -> Iterator[KubernetesPlatform]:
     with ExitStack() as stack:
-        found = KubernetesPlatform(target.asking, "m")
-        found.follow()
-        stack.callback(found.close)
-        yield found
+        following = KubernetesPlatform(target.asking, "m")
+        following.follow()
+        stack.callback(following.close)
+        yield following
 
 
 async def test_what_others_change_is_seen_by_watches_without_asking(

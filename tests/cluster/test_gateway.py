@@ -24,8 +24,8 @@ def state(backend: KubernetesBackend, name: str = "f") -> FunctionState:
 
 def all_ready(backend: KubernetesBackend, count: int) -> bool:
     """Whether both lists, of functions and of replicas, are as they should be."""
-    found = [one for one in backend.list() if one.spec.name == "f"]
-    return bool(found) and len(found[0].ready) == count == len(found[0].replicas)
+    all_ready = [one for one in backend.list() if one.spec.name == "f"]
+    return bool(all_ready) and len(all_ready[0].ready) == count == len(all_ready[0].replicas)
 
 
 async def test_two_gateways_side_by_side_see_the_same_functions(target: Target, backends: Backends) -> None:

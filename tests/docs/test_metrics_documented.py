@@ -46,12 +46,12 @@ def rows(heading: str) -> dict[str, Row]:
     """First cell, without backquotes, → the other cells of the table under a heading."""
     section = re.split(r"^#+ ", PAGE.split(f"# {heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
     table = [line for line in section.splitlines() if line.startswith("| `")]
-    found = {}
+    rows = {}
     for line in table:
         first, *rest = [cell.strip() for cell in line.strip("|").split("|")]
-        assert first.strip("`") not in found, f"{first} stands twice under {heading}"
-        found[first.strip("`")] = rest
-    return found
+        assert first.strip("`") not in rows, f"{first} stands twice under {heading}"
+        rows[first.strip("`")] = rest
+    return rows
 
 
 def names_in(module: object) -> set[str]:

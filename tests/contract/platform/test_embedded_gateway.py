@@ -52,9 +52,9 @@ def gateway() -> Iterator[tuple[str, tuple[str, str]]]:
 
 @pytest.fixture
 def platform(gateway: tuple[str, tuple[str, str]]) -> Iterator[OpenFaasPlatform]:
-    found = OpenFaasPlatform(gateway[0], "m", gateway[1])
-    yield found
-    found.apply(FUNCTION, found.configurations()[FUNCTION], configuration())
+    platform = OpenFaasPlatform(gateway[0], "m", gateway[1])
+    yield platform
+    platform.apply(FUNCTION, platform.configurations()[FUNCTION], configuration())
 
 
 @pytest.mark.parametrize(

@@ -45,10 +45,10 @@ def amount(text: object) -> Fraction:
 
 def requested(pod: dict[str, Any], resource: str, kind: str = "requests") -> Fraction:
     """Sum over the pod's containers."""
-    found = Fraction(0)
+    requested = Fraction(0)
     for container in pod["spec"]["containers"]:
-        found += amount((container.get("resources", {}).get(kind) or {}).get(resource, "0"))
-    return found
+        requested += amount((container.get("resources", {}).get(kind) or {}).get(resource, "0"))
+    return requested
 
 
 def qos(spec: dict[str, Any]) -> str:

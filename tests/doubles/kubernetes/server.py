@@ -77,8 +77,8 @@ class ApiServer:
 
     async def _version(self, request: Request) -> Response:
         major, minor = self.version
-        found = {"major": str(major), "minor": f"{minor}", "gitVersion": f"v{major}.{minor}.2"}
-        return _unavailable() if self.down else JSONResponse(found)
+        version = {"major": str(major), "minor": f"{minor}", "gitVersion": f"v{major}.{minor}.2"}
+        return _unavailable() if self.down else JSONResponse(version)
 
     async def _answer(self, request: Request) -> Response:
         if self.down:

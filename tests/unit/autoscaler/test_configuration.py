@@ -32,9 +32,9 @@ def test_the_paper_s_space_has_203520_configurations() -> None:
 
 
 def test_every_configuration_of_the_space_is_a_member_and_none_comes_twice() -> None:
-    found = list(SMALL)
-    assert len(found) == len(set(found)) == len(SMALL) == 4 * 3 * 3 * 3
-    assert all(one in SMALL for one in found)
+    configurations = list(SMALL)
+    assert len(configurations) == len(set(configurations)) == len(SMALL) == 4 * 3 * 3 * 3
+    assert all(one in SMALL for one in configurations)
 
 
 @given(st.integers(0, len(PAPER) - 1))

@@ -169,7 +169,7 @@ def test_no_story_leaves_the_bounds_or_outruns_the_rate(steps: list[tuple[float,
     for pause_s, raw in steps:
         now_s += pause_s
         times.append((now_s, raw))
-    found = simulate(times, start=start)
-    assert all(1 <= replicas <= 8 for replicas in found)
-    for before, after in zip([start, *found], found, strict=False):
+    simulated = simulate(times, start=start)
+    assert all(1 <= replicas <= 8 for replicas in simulated)
+    for before, after in zip([start, *simulated], simulated, strict=False):
         assert after <= max(before + 4, 2 * before)

@@ -20,9 +20,9 @@ def counted(*values: float, every_s: float = 1.0) -> list[Scrape]:
 
 
 def history(job: str, scrapes: list[Scrape], listed: bool = True) -> TargetHistory:
-    found = TargetHistory(job, listed=listed)
-    found.scrapes.extend(scrapes)
-    return found
+    history = TargetHistory(job, listed=listed)
+    history.scrapes.extend(scrapes)
+    return history
 
 
 def read(ingress: list[Scrape], now_s: float, window_s: float, **more: TargetHistory) -> Readings:
@@ -92,23 +92,23 @@ def test_ticks_that_come_early_or_late_make_windows_that_meet_and_do_not_overlap
     times = [i + offset for i, offset in enumerate(jitter)]
     scrapes: list[Scrape] = [(time_s, {KEY: 10.0 * i}) for i, time_s in enumerate(times)]
     for i in range(1, len(times)):
-        found = read(scrapes[: i + 1], times[i], 1.0)
-        assert (found.start_s, found.end_s) == (times[i - 1], times[i])
-        assert found.value(Series.NODE_TOKENS, *LABELS) == 10.0
+        readings = read(scrapes[: i + 1], times[i], 1.0)
+        assert (readings.start_s, readings.end_s) == (times[i - 1], times[i])
+        assert readings.value(Series.NODE_TOKENS, *LABELS) == 10.0
 
 
 def test_one_scrape_makes_no_window() -> None:
-    found = read(counted(5), 0.0, 5.0)
-    assert found.stale and "two scrapes are needed" in found.problems[-1]
+    readings = read(counted(5), 0.0, 5.0)
+    assert readings.stale and "two scrapes are needed" in readings.problems[-1]
 
 
 def test_a_target_that_has_gone_still_counts_for_its_time_but_no_longer_shows() -> None:
     gauge = ("smoe_requests_in_flight", (("pipeline", "m"),))
     gone = history("ingress", [(0.0, {KEY: 0.0, gauge: 7.0}), (1.0, {KEY: 5.0, gauge: 7.0})], listed=False)
-    found = read([(float(i), {KEY: 0.0, gauge: 1.0}) for i in range(3)], 2.0, 2.0, gone=gone)
-    assert found.value(Series.NODE_TOKENS, *LABELS) == 5
-    assert found.value(Series.REQUESTS_IN_FLIGHT, "m") == 1
-    assert not found.stale and not found.problems
+    readings = read([(float(i), {KEY: 0.0, gauge: 1.0}) for i in range(3)], 2.0, 2.0, gone=gone)
+    assert readings.value(Series.NODE_TOKENS, *LABELS) == 5
+    assert readings.value(Series.REQUESTS_IN_FLIGHT, "m") == 1
+    assert not readings.stale and not readings.problems
 
 
 def test_a_target_that_does_not_answer_any_more_is_reported_and_makes_the_window_stale() -> None:

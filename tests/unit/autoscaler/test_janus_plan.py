@@ -55,24 +55,26 @@ def test_no_combination_of_replicas_within_the_budget_is_cheaper_by_more_than_on
 
 
 def test_going_up_takes_nothing_away_and_fixed_segments_stay() -> None:
-    found = model({**dict.fromkeys(NAMES, 0.01), "a": 0.08}, 10.0)
+    performance = model({**dict.fromkeys(NAMES, 0.01), "a": 0.08}, 10.0)
     now = {**dict.fromkeys(NAMES, 1), "e": 3, "s": 2}
-    up = plan(found, now, dict.fromkeys(NAMES, 1.0)).least(0.3, up=True).replicas
+    up = plan(performance, now, dict.fromkeys(NAMES, 1.0)).least(0.3, up=True).replicas
     assert up == {**now, "a": 2}
-    fixed = plan(found, now, dict.fromkeys(NAMES, 1.0), fixed=True).least(0.3, up=False).replicas
+    fixed = plan(performance, now, dict.fromkeys(NAMES, 1.0), fixed=True).least(0.3, up=False).replicas
     assert (fixed["s"], fixed["t"], fixed["e"], fixed["a"]) == (2, 1, 1, 2)
 
 
 def test_where_nothing_is_within_the_budget_the_nearly_fastest_is_taken() -> None:
-    found = model({**dict.fromkeys(NAMES, 0.01), "a": 0.08}, 10.0)
-    action = plan(found, dict.fromkeys(NAMES, 1), dict.fromkeys(NAMES, 1.0)).least(0.001, up=True)
-    fastest_s = TAIL * (found.attention_s(dict.fromkeys(NAMES, MOST)) + found.experts_s(dict.fromkeys(NAMES, MOST)))
+    performance = model({**dict.fromkeys(NAMES, 0.01), "a": 0.08}, 10.0)
+    action = plan(performance, dict.fromkeys(NAMES, 1), dict.fromkeys(NAMES, 1.0)).least(0.001, up=True)
+    fastest_s = TAIL * (
+        performance.attention_s(dict.fromkeys(NAMES, MOST)) + performance.experts_s(dict.fromkeys(NAMES, MOST))
+    )
     assert fastest_s <= action.p95_s <= 1.05 * fastest_s and action.cost < MOST * len(NAMES)
 
 
 def test_more_than_can_be_served_takes_all_that_helps() -> None:
-    found = model({**dict.fromkeys(NAMES, 0.01), "a": 0.5}, 10.0)
-    action = plan(found, dict.fromkeys(NAMES, 1), dict.fromkeys(NAMES, 1.0)).least(0.5, up=True)
+    performance = model({**dict.fromkeys(NAMES, 0.01), "a": 0.5}, 10.0)
+    action = plan(performance, dict.fromkeys(NAMES, 1), dict.fromkeys(NAMES, 1.0)).least(0.5, up=True)
     assert math.isinf(action.p95_s) and action.replicas["a"] == MOST
 
 

@@ -322,15 +322,15 @@ def test_memory_never_shrinks_below_what_replicas_use(
     used: float | None, memory_mb: int, hits: tuple[str, ...]
 ) -> None:
     seen = observation({NODE: {"memory_utilisation": used, "peak_tokens": 0.0}})
-    found = decision(configuration(memory_mb=128), configuration(), seen=seen)
-    assert (found.target.memory_mb, found.limits_hit) == (memory_mb, hits)
+    allowed = decision(configuration(memory_mb=128), configuration(), seen=seen)
+    assert (allowed.target.memory_mb, allowed.limits_hit) == (memory_mb, hits)
 
 
 def test_what_a_worker_has_besides_weights_depends_on_where_it_runs() -> None:
     seen = observation({NODE: {"memory_utilisation": None, "peak_tokens": 0.0}})
     settings = replace(SETTINGS, runtime=CONTAINER)
-    found = decision(configuration(memory_mb=128), configuration(memory_mb=1024), seen=seen, settings=settings)
-    assert found.target.memory_mb >= CONTAINER.expert_mb / 0.9 and found.limits_hit == ("memory of Eq. (2)",)
+    allowed = decision(configuration(memory_mb=128), configuration(memory_mb=1024), seen=seen, settings=settings)
+    assert allowed.target.memory_mb >= CONTAINER.expert_mb / 0.9 and allowed.limits_hit == ("memory of Eq. (2)",)
 
 
 # what the platform cannot give

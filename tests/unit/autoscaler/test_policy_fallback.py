@@ -41,12 +41,12 @@ def window(p95_s: float | None, **more: Any) -> Observation:
 def replicas(policy: FallbackPolicy, windows: list[Observation]) -> list[int]:
     """What is desired in each window."""
     memory: object = None
-    found = []
+    replicas = []
     for one in windows:
         proposal = policy.propose(one, NOW_S, memory)
         memory = proposal.memory
-        found.append(proposal.desired[FUNCTION].replicas)
-    return found
+        replicas.append(proposal.desired[FUNCTION].replicas)
+    return replicas
 
 
 def policy(desired: Configuration = LESS, **settings: int) -> FallbackPolicy:

@@ -69,9 +69,9 @@ def test_measured_replicas_are_those_that_are_there_and_have_grown() -> None:
 )
 def test_a_server_that_fails_makes_the_window_stale(reply: Reply) -> None:
     with serve(lambda *_: reply) as server:
-        found = PrometheusSource(server.url, "m").read(NOW_S, 30.0)
-    assert found.stale and f"Prometheus at {server.url} did not answer" in found.problems[0]
-    assert observe(topology(), found).requests is None
+        readings = PrometheusSource(server.url, "m").read(NOW_S, 30.0)
+    assert readings.stale and f"Prometheus at {server.url} did not answer" in readings.problems[0]
+    assert observe(topology(), readings).requests is None
 
 
 def test_an_unavailable_server_is_asked_again() -> None:
@@ -82,9 +82,9 @@ def test_an_unavailable_server_is_asked_again() -> None:
 
 def test_a_server_without_samples_says_what_is_missing() -> None:
     with serve(lambda *_: (200, b'{"status": "success", "data": {"result": []}}')) as server:
-        found = PrometheusSource(server.url, "m").read(NOW_S, 30.0)
-    assert found.stale
-    assert any("is the ingress scraped?" in problem for problem in found.problems)
+        readings = PrometheusSource(server.url, "m").read(NOW_S, 30.0)
+    assert readings.stale
+    assert any("is the ingress scraped?" in problem for problem in readings.problems)
 
 
 def answers(limits: str, time_s: float) -> bytes:
@@ -97,11 +97,11 @@ def answers(limits: str, time_s: float) -> bytes:
 
 def test_numbers_that_cannot_be_are_left_out_of_every_answer() -> None:
     with serve(lambda *_: (200, answers("5", NOW_S))) as server:
-        found = PrometheusSource(server.url, "m").read(NOW_S, 30.0)
-    assert found.values[Series.CPU_LIMIT_CORES] == {("m0.openfaas-fn",): 5.0}
-    assert found.values[Series.REPLICAS_BY_STATE] == {("m0.openfaas-fn", "ready"): 5.0}
-    assert found.values[Series.NODE_TOKENS] == {("", ""): 5.0}
-    assert found.tails[Series.NODE_CALL_SECONDS] == {("", ""): 5.0} and found.counts[Series.REPLICA_MEMORY_BYTES]
+        readings = PrometheusSource(server.url, "m").read(NOW_S, 30.0)
+    assert readings.values[Series.CPU_LIMIT_CORES] == {("m0.openfaas-fn",): 5.0}
+    assert readings.values[Series.REPLICAS_BY_STATE] == {("m0.openfaas-fn", "ready"): 5.0}
+    assert readings.values[Series.NODE_TOKENS] == {("", ""): 5.0}
+    assert readings.tails[Series.NODE_CALL_SECONDS] == {("", ""): 5.0} and readings.counts[Series.REPLICA_MEMORY_BYTES]
 
 
 def test_settings_that_stay_are_understood_once_and_a_change_is_seen_at_once() -> None:

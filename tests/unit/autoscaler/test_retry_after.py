@@ -71,18 +71,18 @@ class World:
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     """What is asked by the adapter of that platform."""
     if request.param == "gateway":
-        found = World(b"[]")
-        with serve(found.reply) as server:
-            gateway = OpenFaasPlatform(server.url, "m", None, wait=found.wait, retry_after=found.retry_after())
-            found.ask = gateway.configurations
-            yield found
+        world = World(b"[]")
+        with serve(world.reply) as server:
+            gateway = OpenFaasPlatform(server.url, "m", None, wait=world.wait, retry_after=world.retry_after())
+            world.ask = gateway.configurations
+            yield world
         return
-    found = World(b'{"items": [], "metadata": {"resourceVersion": "1"}}')
-    with serve(found.reply) as server:
+    world = World(b'{"items": [], "metadata": {"resourceVersion": "1"}}')
+    with serve(world.reply) as server:
         api = api_client(client.Configuration(host=server.url))
-        asking = KubernetesClient(api, "openfaas-fn", wait=found.wait, retry_after=found.retry_after())
-        found.ask = lambda: list(asking.deployments("l"))
-        yield found
+        asking = KubernetesClient(api, "openfaas-fn", wait=world.wait, retry_after=world.retry_after())
+        world.ask = lambda: list(asking.deployments("l"))
+        yield world
         api.close()
 
 

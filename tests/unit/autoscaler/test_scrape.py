@@ -43,14 +43,14 @@ class World:
 
 @pytest.fixture
 def world() -> Iterator[tuple[World, Server]]:
-    found = World()
+    world = World()
     with (
-        serve(found.reply) as front,
-        serve(lambda *_: found.expose("gateway")) as gateway,
-        serve(lambda *_: found.expose("ingress")) as ingress,
+        serve(world.reply) as front,
+        serve(lambda *_: world.expose("gateway")) as gateway,
+        serve(lambda *_: world.expose("ingress")) as ingress,
     ):
-        found.addresses = {"gateway": gateway.address, "ingress": ingress.address}
-        yield found, front
+        world.addresses = {"gateway": gateway.address, "ingress": ingress.address}
+        yield world, front
 
 
 def test_two_scrapes_make_a_window_with_the_rates_that_were_exposed(world: tuple[World, Server]) -> None:
@@ -70,13 +70,13 @@ def test_two_scrapes_make_a_window_with_the_rates_that_were_exposed(world: tuple
 
 def test_a_wrong_password_is_reported_and_the_window_is_stale(world: tuple[World, Server]) -> None:
     _, front = world
-    found = ScrapeSource(front.url, ("admin", "wrong")).read(100.0, 5.0)
-    assert found.stale and "wrong password" in found.problems[0]
+    readings = ScrapeSource(front.url, ("admin", "wrong")).read(100.0, 5.0)
+    assert readings.stale and "wrong password" in readings.problems[0]
 
 
 def test_a_gateway_that_is_not_there_is_reported_and_the_window_is_stale() -> None:
-    found = ScrapeSource("http://127.0.0.1:9", AUTH, timeout_s=0.5).read(100.0, 5.0)
-    assert found.stale and "http://127.0.0.1:9/system/targets could not be read" in found.problems[0]
+    readings = ScrapeSource("http://127.0.0.1:9", AUTH, timeout_s=0.5).read(100.0, 5.0)
+    assert readings.stale and "http://127.0.0.1:9/system/targets could not be read" in readings.problems[0]
 
 
 def test_targets_that_answer_with_errors_leave_the_last_scrapes_until_they_are_too_old(
@@ -128,5 +128,5 @@ def test_old_targets_are_forgotten(world: tuple[World, Server]) -> None:
 @pytest.mark.parametrize("body", [b"no json", b'[{"labels": {}}]', b"[1]", b"5"])
 def test_a_list_of_targets_that_is_none_is_reported(body: bytes) -> None:
     with serve(lambda *_: (200, body)) as front:
-        found = ScrapeSource(front.url, AUTH).read(100.0, 5.0)
-    assert found.stale and "could not be read" in found.problems[0]
+        readings = ScrapeSource(front.url, AUTH).read(100.0, 5.0)
+    assert readings.stale and "could not be read" in readings.problems[0]

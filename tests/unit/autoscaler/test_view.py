@@ -24,8 +24,8 @@ SAME = Decision("m-segment-0", "segment-0", configuration(), configuration(), co
 
 def report(*decisions: Decision, end_s: float = 100.0, **changes: object) -> TickReport:
     seen = replace(observation(), start_s=end_s - 5.0, end_s=end_s, latency_p95_s=0.2)
-    found = TickReport(seen, decisions, ("m-expert-0-0",), cost=Cost(0.01, 0.02), policy="hpa")
-    return replace(found, **changes)  # type: ignore[arg-type]
+    report = TickReport(seen, decisions, ("m-expert-0-0",), cost=Cost(0.01, 0.02), policy="hpa")
+    return replace(report, **changes)  # type: ignore[arg-type]
 
 
 def view(folder: Path | None = None) -> View:

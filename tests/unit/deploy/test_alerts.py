@@ -36,16 +36,16 @@ def check(tmp_path: Path, series: dict[str, str], alert: str, at: str, expected:
 
 def replicas(ready: str, least: int, wanted: int) -> dict[str, str]:
     """Series of one function as two gateways report it; the second began a minute later."""
-    found = {}
+    replicas = {}
     for gateway, first in (("a", ""), ("b", "_x4 ")):
         label = f'function_name="{FUNCTION}",instance="{gateway}"'
-        found |= {
+        replicas |= {
             f'smoe_function_replicas{{{label},state="ready"}}': first + ready,
             f'smoe_function_replicas{{{label},state="starting"}}': first + "1x60",
             f"smoe_function_min_replicas{{{label}}}": f"{first}{least}x60",
             f"gateway_service_count{{{label}}}": f"{first}{wanted}x60",
         }
-    return found
+    return replicas
 
 
 @pytest.mark.parametrize(

@@ -30,9 +30,9 @@ FOREIGN = ("openfaas/gpu-profile.yaml",)
 
 
 def files() -> list[Path]:
-    found = [*DEPLOY.glob("*.yaml"), *DEPLOY.glob("kubernetes/*.yaml"), *DEPLOY.glob("components/*/*.yaml")]
-    found += DEPLOY.glob("gpu/mps-*.yaml")
-    return [path for path in found if path.name != "kustomization.yaml"]
+    files = [*DEPLOY.glob("*.yaml"), *DEPLOY.glob("kubernetes/*.yaml"), *DEPLOY.glob("components/*/*.yaml")]
+    files += DEPLOY.glob("gpu/mps-*.yaml")
+    return [path for path in files if path.name != "kustomization.yaml"]
 
 
 def objects_of(text: str) -> list[dict[str, Any]]:

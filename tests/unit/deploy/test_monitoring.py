@@ -293,8 +293,8 @@ def settings_for(addresses: Mapping[str, str], rules_file: Path) -> str:
     assert [job["job_name"] for job in document["scrape_configs"]] == list(SEEN_IN_A_CLUSTER)
     for job in document["scrape_configs"]:
         name = job["job_name"]
-        found = job.pop("kubernetes_sd_configs")
-        assert len(found) == 1 and found[0]["role"] == ("node" if name == "cadvisor" else "pod")
+        settings_for = job.pop("kubernetes_sd_configs")
+        assert len(settings_for) == 1 and settings_for[0]["role"] == ("node" if name == "cadvisor" else "pod")
         stranger = dict.fromkeys(SEEN_IN_A_CLUSTER[name], "other")
         job["static_configs"] = [{"targets": [addresses[name]], "labels": SEEN_IN_A_CLUSTER[name]}]
         if stranger:  # a pod that the relabelling must leave out

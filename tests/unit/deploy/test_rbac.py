@@ -33,8 +33,8 @@ Grant = tuple[str, str, str, str]
 
 
 def documents(files: Sequence[Path]) -> list[dict[str, Any]]:
-    found = [one for file in files for one in yaml.safe_load_all(file.read_text())]
-    return [one for one in found if one["apiVersion"].startswith("rbac.") or one["kind"] == "ServiceAccount"]
+    documents = [one for file in files for one in yaml.safe_load_all(file.read_text())]
+    return [one for one in documents if one["apiVersion"].startswith("rbac.") or one["kind"] == "ServiceAccount"]
 
 
 def rules_of(account: str, files: Sequence[Path] = RBAC) -> list[dict[str, Any]]:
@@ -45,14 +45,14 @@ def rules_of(account: str, files: Sequence[Path] = RBAC) -> list[dict[str, Any]]
         for one in there
         if one["kind"].endswith("Role")
     }
-    found = []
+    rules = []
     for binding in (one for one in there if one["kind"].endswith("Binding")):
         if {"kind": "ServiceAccount", "name": account, "namespace": "openfaas"} in binding["subjects"]:
             place, named = binding["metadata"].get("namespace"), binding["roleRef"]
             role = roles[place if named["kind"] == "Role" else None, named["name"]]
             assert role["kind"] == named["kind"]
-            found += [{**rule, "namespace": place} for rule in role["rules"]]
-    return found
+            rules += [{**rule, "namespace": place} for rule in role["rules"]]
+    return rules
 
 
 def granted(account: str, files: Sequence[Path] = RBAC) -> set[Grant]:

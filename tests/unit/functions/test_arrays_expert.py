@@ -46,8 +46,8 @@ def test_every_family_s_experts_compute_as_torch_does(pipeline_of: Callable[[str
         for tokens in (1, 7, 300):
             x = 3 * torch.randn(tokens, program.rules.widths["x"], generator=torch.Generator().manual_seed(tokens))
             expected = program.run({"x": x})["y"].numpy()
-            found = load_expert(folder, manifest, node_id).run(x.numpy())
-            assert np.abs(found - expected).max() <= RELATIVE * np.abs(expected).max()
+            answer = load_expert(folder, manifest, node_id).run(x.numpy())
+            assert np.abs(answer - expected).max() <= RELATIVE * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "relu", "silu"])
@@ -121,9 +121,9 @@ async def test_a_call_of_the_wire_is_answered_as_by_torch(bert: Path) -> None:
     body, answered = bytearray(wire.encode_bytes({"x": x})), asyncio.get_running_loop().create_future()
     host.submit(Request("POST", "/", {}, body, 0.0), answered.set_result)
     reply: Reply = await answered
-    found = wire.decode(b"".join(reply.chunks))["y"]
+    decoded = wire.decode(b"".join(reply.chunks))["y"]
     expected = load_node(bert, manifest, "expert-0-0").run({"x": x})["y"]
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(decoded, expected, rtol=1e-5, atol=1e-6)
 
 
 SERVES_ONE_CALL = """

@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[3]
 
 def requirements() -> dict[str, str]:
     lines = (ROOT / "deploy/function-requirements.txt").read_text().splitlines()
-    found = (re.fullmatch(r"([a-z-]+)(.*)", line) for line in lines if line and not line.startswith("#"))
-    return {match[1]: match[2] for match in found if match}
+    requirements = (re.fullmatch(r"([a-z-]+)(.*)", line) for line in lines if line and not line.startswith("#"))
+    return {match[1]: match[2] for match in requirements if match}
 
 
 def test_versions_are_those_of_the_project() -> None:

@@ -119,9 +119,9 @@ def every_node(folder: Path) -> Iterator[tuple[Manifest, NodeProgram]]:
     ],
 )
 def test_a_function_computes_on_the_gpu_where_it_has_a_share(bert: Path, environ: dict[str, str], kind: str) -> None:
-    found = from_environment({"smoe_pipeline": str(bert), "smoe_nodes": "expert-0-0", **environ}).device
-    assert found.kind == kind
-    assert found.variables == ({} if kind == "cpu" else {key: environ[key] for key in environ if key in SHARE})
+    device = from_environment({"smoe_pipeline": str(bert), "smoe_nodes": "expert-0-0", **environ}).device
+    assert device.kind == kind
+    assert device.variables == ({} if kind == "cpu" else {key: environ[key] for key in environ if key in SHARE})
 
 
 @pytest.mark.parametrize(

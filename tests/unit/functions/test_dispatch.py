@@ -43,11 +43,11 @@ class Caller:
         self, *replicas: Running | str, max_inflight: int = 0, balanced: bool = False, nodes: tuple[str, ...] = ()
     ) -> None:
         addresses = [one if isinstance(one, str) else one.address for one in replicas]
-        found = tuple(
+        table = tuple(
             ReplicaAddress(address, address, balanced, node)
             for address, node in zip_longest(addresses, nodes, fillvalue="")
         )
-        self.dispatcher.update({"f": FunctionReplicas(max_inflight, found)})
+        self.dispatcher.update({"f": FunctionReplicas(max_inflight, table)})
 
     async def call(self, body: bytes = b"x", within_s: float = 5.0, node: str = "") -> bytes:
         self.record = CallRecord()

@@ -66,10 +66,10 @@ class Nats:
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[Nats]:
-    found = Nats(tmp_path / "nats")
-    await found.start()
-    yield found
-    await found.stop()
+    server = Nats(tmp_path / "nats")
+    await server.start()
+    yield server
+    await server.stop()
 
 
 @asynccontextmanager

@@ -101,8 +101,8 @@ async def test_controllers_are_asked_once_however_many_look_on(tmp_path: Path) -
 async def test_pipelines_of_one_name_in_two_namespaces_are_both_shown(tmp_path: Path) -> None:
     (tmp_path / "home.json").write_text(json.dumps(document(100.0)))
     with serve(lambda *_: (200, json.dumps(document(200.0, namespace="team-a")).encode())) as controller:
-        found = await Views(tmp_path, [controller.url]).read()
-    assert [(one.get("namespace"), one["end_s"]) for one in found] == [(None, 100.0), ("team-a", 200.0)]
+        views = await Views(tmp_path, [controller.url]).read()
+    assert [(one.get("namespace"), one["end_s"]) for one in views] == [(None, 100.0), ("team-a", 200.0)]
 
 
 @pytest.mark.parametrize("status", [404, 500])

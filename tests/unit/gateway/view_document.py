@@ -91,7 +91,7 @@ def document(end_s: float, layers: int = 6, experts: int = 4, seed: int = 7, **m
         decision(end_s - 15, "segment-4", 1, 2, "cpu 0.97 over target 0.8", result="failed"),
         decision(end_s - 5, "expert-5-0", 2, 4, "concurrency 1.31 over target 0.7", limits_hit=["replicas_max"]),
     ]
-    found = {
+    document = {
         "version": 1,
         "pipeline": "minilm",
         "layers": layers,
@@ -117,4 +117,4 @@ def document(end_s: float, layers: int = 6, experts: int = 4, seed: int = 7, **m
         "history": history,
         "decisions": decisions,
     }
-    return {**found, **more}
+    return {**document, **more}

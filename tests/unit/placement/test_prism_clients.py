@@ -49,10 +49,10 @@ def address() -> Iterator[str]:
 
 
 def test_every_ingress_counts_its_own_nodes_tokens_and_all_count_calls_and_bytes(address: str) -> None:
-    found = counted([address, address], (2, 2))
-    assert found.tokens.tolist() == [[[0, 4], [6, 0]]] * 2
-    assert (found.local, found.remote, found.remote_bytes) == (6, 2, 60)
-    assert found.local_ratio == 0.75
+    counts = counted([address, address], (2, 2))
+    assert counts.tokens.tolist() == [[[0, 4], [6, 0]]] * 2
+    assert (counts.local, counts.remote, counts.remote_bytes) == (6, 2, 60)
+    assert counts.local_ratio == 0.75
 
 
 def test_counts_of_a_time_are_those_at_its_end_less_those_at_its_beginning() -> None:

@@ -34,12 +34,12 @@ class Simulated:
         self._servers = {node: self._serve(answer) for node, answer in self._answers.items()}
 
     def replicas(self) -> dict[str, list[dict[str, Any]]]:
-        found = {self.manifest.name: [self._replica(node, port) for node, port in self.ports.items()]}
+        replicas = {self.manifest.name: [self._replica(node, port) for node, port in self.ports.items()]}
         for layer in range(self.manifest.layers):
             for node in self.manifest.experts(layer):
                 at = "b" if (node.expert or 0) < 2 else "a"
-                found[self.manifest.function_name(node.id)] = [self._replica(at, 1)]
-        return found
+                replicas[self.manifest.function_name(node.id)] = [self._replica(at, 1)]
+        return replicas
 
     def functions(self) -> list[dict[str, Any]]:
         return [{"name": name, "labels": {"smoe.pipeline": self.manifest.name}} for name in self.replicas()]

@@ -65,15 +65,15 @@ ODD = st.sampled_from(ODD_CELLS)
 
 def by_rows(path: Path) -> list[tuple[int, float, int, str, str]]:
     with one(path) as source:
-        found = []
+        by_rows = []
         for row in read_header(source.label, source.stream).rows:
             for column, cell in zip(KINDS, row.cells, strict=True):
                 check_cell(path, row.line, column, cell)
             n, x, t, w, p = row.cells
             whole = whole_number(path, row.line, "n", n, 1000)
             real = real_number(path, row.line, "x", x, low=-5, high=5)
-            found.append((whole, real, parse_stamp_ns(path, row.line, t), w, p))
-        return found
+            by_rows.append((whole, real, parse_stamp_ns(path, row.line, t), w, p))
+        return by_rows
 
 
 def by_blocks(path: Path) -> list[tuple[int, float, int, str, str]]:

@@ -30,9 +30,9 @@ GPU = configuration(cpu_cores=0.0, gpu_share=0.3)
 def platform(double: Running, platforms: Platforms) -> KubernetesPlatform:
     """One function at ``configuration()``, read once."""
     put(double, spec(F))
-    found = platforms()
-    assert found.configurations() == {F: configuration()}
-    return found
+    platform = platforms()
+    assert platform.configurations() == {F: configuration()}
+    return platform
 
 
 def order(platform: KubernetesPlatform, target: Configuration, function: str = F) -> None:

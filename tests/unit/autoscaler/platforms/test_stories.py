@@ -77,8 +77,8 @@ class Story:
             self.seen.append(self.replicas())
 
     def replicas(self) -> tuple[int, ...]:
-        found = (self.double.deployment(function, self.namespace) for function in FUNCTIONS)
-        return tuple(int(one["spec"]["replicas"]) for one in found)
+        replicas = (self.double.deployment(function, self.namespace) for function in FUNCTIONS)
+        return tuple(int(one["spec"]["replicas"]) for one in replicas)
 
 
 @pytest.fixture

@@ -235,17 +235,17 @@ class Scraped:
 @pytest.fixture
 def scraped(double: Running, platforms: Platforms, functions: None) -> Iterator[tuple[Scraped, Story]]:
     """Two experts under load, five ticks in, scraped directly."""
-    found = Scraped(double)
+    scraped = Scraped(double)
     with (
-        serve(found.reply) as front,
-        serve(lambda *_: found.expose("gateway")) as gateway,
-        serve(lambda *_: found.expose("ingress")) as ingress,
+        serve(scraped.reply) as front,
+        serve(lambda *_: scraped.expose("gateway")) as gateway,
+        serve(lambda *_: scraped.expose("ingress")) as ingress,
     ):
-        found.addresses = {"gateway": gateway.address, "ingress": ingress.address}
+        scraped.addresses = {"gateway": gateway.address, "ingress": ingress.address}
         story = Story(double, platforms(), Monitor(topology(), ScrapeSource(front.url, None)))
-        simulate(found, story, 5)
+        simulate(scraped, story, 5)
         assert story.seen[-1] == (3, 3)
-        yield found, story
+        yield scraped, story
 
 
 def simulate(found: Scraped, story: Story, ticks: int) -> None:

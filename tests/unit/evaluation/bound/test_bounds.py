@@ -128,8 +128,8 @@ def test_an_empty_window_costs_nothing_busy_and_the_cheapest_replicas_provisione
         assert enclosed == 0.0
     assert lower_bound(load, "provisioned").cost == pytest.approx(cheapest)
     assert deterministic(load, "provisioned").upper == pytest.approx(cheapest)
-    found = cheapest_feasible(load, "provisioned")
-    assert found is not None and found.cost == pytest.approx(cheapest)
+    feasible = cheapest_feasible(load, "provisioned")
+    assert feasible is not None and feasible.cost == pytest.approx(cheapest)
 
 
 def test_the_queueing_model_is_near_the_simulation() -> None:

@@ -44,8 +44,8 @@ def of(one: ExpertTable, space: SpaceArrays, number: int) -> tuple[float, float]
 
 def points(one: ExpertTable, space: SpaceArrays = SPACE) -> list[tuple[float, float]]:
     """(latency, cost) of every valid configuration."""
-    found = [of(one, space, number) for number in range(len(space.space))]
-    return [pair for pair in found if np.isfinite(pair[0])]
+    points = [of(one, space, number) for number in range(len(space.space))]
+    return [pair for pair in points if np.isfinite(pair[0])]
 
 
 def undominated(found: list[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -132,11 +132,11 @@ def test_a_layer_s_steps_are_the_cheapest_of_each_expert_within_t(seed: int, exp
     rng = np.random.default_rng(seed)
     tables = [table(rng) for _ in range(experts)]
     frontiers = [frontier(one, SPACE) for one in tables]
-    found = steps(frontiers)
+    layer_steps = steps(frontiers)
     for latency in sorted({p[0] for one in tables for p in points(one)}):
         costs = [min((c for t, c in points(one) if t <= latency), default=np.inf) for one in tables]
-        position = int(np.searchsorted(found.latency_s, latency, side="right")) - 1
-        seen = found.cost[position] if position >= 0 else np.inf
+        position = int(np.searchsorted(layer_steps.latency_s, latency, side="right")) - 1
+        seen = layer_steps.cost[position] if position >= 0 else np.inf
         assert seen == pytest.approx(sum(costs))
         if np.isfinite(seen):
             numbers = choose(frontiers, latency)
@@ -225,8 +225,8 @@ def test_twelve_layers_of_many_steps_are_enclosed_within_three_parts_in_a_thousa
     layers = curves(np.random.default_rng(7), 12, 1000)
     least, most = (sum(float(layer.latency_s[k]) for layer in layers) for k in (0, -1))
     for share in (0.01, 0.05, 0.2, 0.5):
-        found = split(layers, least + share * (most - least))
-        assert 0 <= found.gap < 0.003
+        parts = split(layers, least + share * (most - least))
+        assert 0 <= parts.gap < 0.003
 
 
 def test_a_budget_below_the_fastest_has_no_choice_and_one_above_the_cheapest_does_not_bind() -> None:

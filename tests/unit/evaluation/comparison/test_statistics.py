@@ -42,10 +42,10 @@ def test_the_interval_of_many_draws_covers_the_truth_about_as_often_as_it_says()
 
 
 def test_a_share_has_wilsons_interval_and_nothing_has_none() -> None:
-    found = share(0, 10)
-    assert found is not None
-    assert (found.value, found.low) == (0.0, 0.0)
-    assert found.high == pytest.approx(0.2775, abs=1e-4)  # Wilson (1927) for 0 of 10
+    wilson = share(0, 10)
+    assert wilson is not None
+    assert (wilson.value, wilson.low) == (0.0, 0.0)
+    assert wilson.high == pytest.approx(0.2775, abs=1e-4)  # Wilson (1927) for 0 of 10
     assert share(0, 0) is None
 
 

@@ -89,9 +89,9 @@ async def lends(tmp_path: Path, folder: str = "node", **options: float) -> Async
 
 async def test_a_handle_names_memory_with_the_regions_bytes(tmp_path: Path) -> None:
     async with lends(tmp_path) as node:
-        found = leases.lent(await node.say(QUESTION))
-        path = node.memory.folder / found.handle.rstrip(b"\0").decode()
-        assert path.read_bytes()[: found.nbytes] == Regions(node.folder).path("p/one").read_bytes()
+        lent = leases.lent(await node.say(QUESTION))
+        path = node.memory.folder / lent.handle.rstrip(b"\0").decode()
+        assert path.read_bytes()[: lent.nbytes] == Regions(node.folder).path("p/one").read_bytes()
 
 
 async def test_a_lease_lasts_until_the_worker_says_that_it_maps_nothing(tmp_path: Path) -> None:
@@ -278,11 +278,11 @@ def test_any_bytes_leave_the_socket_usable(tmp_path_factory: pytest.TempPathFact
 )
 def test_any_answer_is_a_lease_or_a_sentence(data: bytes) -> None:
     try:
-        found = leases.lent(data)
+        lent = leases.lent(data)
     except LeaseError as error:
         assert str(error)
     else:
-        assert len(found.handle) == leases.HANDLE_BYTES
+        assert len(lent.handle) == leases.HANDLE_BYTES
 
 
 @given(st.text(max_size=2000))

@@ -34,9 +34,9 @@ def home(backend: KubernetesBackend) -> Space:
 def kept(double: Running) -> FunctionSpec:
     """The function that the cluster holds, which it is in all its parts: metadata, template, Service."""
     document = double.deployment("f")
-    found = objects.spec_of(document)
-    assert found is not None
-    wanted = objects.deployment(found, KubernetesSettings(), frozenset())
+    kept = objects.spec_of(document)
+    assert kept is not None
+    wanted = objects.deployment(kept, KubernetesSettings(), frozenset())
     (container,) = document["spec"]["template"]["spec"]["containers"]
     (like,) = wanted["spec"]["template"]["spec"]["containers"]
     for part in (container, like):
@@ -45,7 +45,7 @@ def kept(double: Running) -> FunctionSpec:
     assert document["metadata"]["labels"] == wanted["metadata"]["labels"]
     service = double.do(lambda: double.store.get("services", DEFAULT_NAMESPACE, "f"))
     assert [owner["uid"] for owner in service["metadata"]["ownerReferences"]] == [document["metadata"]["uid"]]
-    return found
+    return kept
 
 
 async def test_of_two_creates_in_one_moment_one_wins_and_the_other_is_refused(

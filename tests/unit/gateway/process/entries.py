@@ -90,8 +90,8 @@ async def _serve(
                 hoard.append(bytearray(os.urandom(1 << 20) * int(environ["eat_mib"])))
             elif path == "/free":
                 hoard.clear()
-            found = {"environ": dict(os.environ), "path": path, "pid": os.getpid(), "limit": limit, "sum": total()}
-            body = json.dumps(found).encode()
+            report = {"environ": dict(os.environ), "path": path, "pid": os.getpid(), "limit": limit, "sum": total()}
+            body = json.dumps(report).encode()
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s" % (len(body), body))
             await writer.drain()
             writer.close()

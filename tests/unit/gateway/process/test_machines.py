@@ -54,10 +54,10 @@ def test_machine_names_are_checked(machines: tuple[str, ...]) -> None:
 @settings(deadline=None)
 @given(places, st.integers(0, 12))
 def test_replicas_are_spread_in_proportion(wanted: dict[str, int], desired: int) -> None:
-    found = spread(wanted, desired)
-    assert sum(found.values()) == desired
+    spread_replicas = spread(wanted, desired)
+    assert sum(spread_replicas.values()) == desired
     total = sum(wanted.values())
-    assert all(abs(found[machine] - count * desired / total) < 1 for machine, count in wanted.items())
+    assert all(abs(spread_replicas[machine] - count * desired / total) < 1 for machine, count in wanted.items())
     assert spread(wanted, total) == wanted
 
 

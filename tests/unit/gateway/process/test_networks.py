@@ -56,8 +56,8 @@ async def test_a_replica_of_the_node_lives_in_its_network_and_is_reached_there(
             return asyncio.run(ask_json(here["b"], "/"))
 
         assert outside["environ"]["smoe_machine"] == "a"
-        found = await asyncio.to_thread(lambda: ThreadPoolExecutor(1).submit(inside).result())
-        assert found["environ"]["smoe_machine"] == "b"  # type: ignore[index]
+        seen_inside = await asyncio.to_thread(lambda: ThreadPoolExecutor(1).submit(inside).result())
+        assert seen_inside["environ"]["smoe_machine"] == "b"  # type: ignore[index]
         pid = next(replica.pid for replica in state.ready if replica.machine == "b")
         assert Path(f"/proc/{pid}/ns/net").stat().st_ino == Path(namespace).stat().st_ino
         await backend.delete("f", NAMESPACE)

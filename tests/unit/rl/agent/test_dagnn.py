@@ -41,13 +41,13 @@ def test_both_forms_have_the_same_gradients() -> None:
 def test_a_node_of_two_predecessors_is_the_gru_of_their_weighted_sum() -> None:
     network = GeneralDagnn(WIDTH, 1)
     nodes = torch.randn(1, 3, WIDTH)
-    found = network(nodes, ((0, 2), (1, 2)))[0, :, WIDTH:]
+    embedded = network(nodes, ((0, 2), (1, 2)))[0, :, WIDTH:]
     layer = network.layers[0]
     first = layer.gru(nodes[0, :2], torch.zeros(2, WIDTH))  # type: ignore[operator]
     weights = (first @ layer.key.weight[0]).softmax(0)  # type: ignore[union-attr, index]
     message = (weights.unsqueeze(-1) * first).sum(0, keepdim=True)
-    assert torch.allclose(found[:2], first, atol=1e-6)
-    assert torch.allclose(found[2:], layer.gru(nodes[0, 2:], message), atol=1e-6)  # type: ignore[operator]
+    assert torch.allclose(embedded[:2], first, atol=1e-6)
+    assert torch.allclose(embedded[2:], layer.gru(nodes[0, 2:], message), atol=1e-6)  # type: ignore[operator]
 
 
 def test_generations_alternate_between_segments_and_experts() -> None:

@@ -21,14 +21,14 @@ def scored(space: Space) -> tuple[Joint, Tensor, Tensor, Tensor]:
     batch = make_batch(space, ROWS)
     least = batch.least_memory[:, 0, 0]
     states = torch.randn(ROWS, HIDDEN, requires_grad=True)
-    found = scores.scores(scores.prepare(space), states, scores.filters(space, least, batch.present[:, 0, 0]))
+    scored = scores.scores(scores.prepare(space), states, scores.filters(space, least, batch.present[:, 0, 0]))
     with torch.no_grad():
         scores.weight.mul_(6)
     actions = torch.tensor(list(itertools.product(*(range(size) for size in space.sizes))))
     hidden = states.unsqueeze(1) + scores.of_configuration(features_of(space, actions))
     g = hidden.relu() @ scores.weight
     permitted = allowed(least, space.sizes[0])[:, actions[:, 2]] <= actions[:, 0]
-    return found, actions, g.masked_fill(~permitted, -torch.inf), states
+    return scored, actions, g.masked_fill(~permitted, -torch.inf), states
 
 
 def test_the_arg_max_is_that_of_the_whole_space() -> None:

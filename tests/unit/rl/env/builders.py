@@ -45,7 +45,7 @@ def episode(seconds: float = 150.0, seed: int = 0, rps: float = 4.0, settings: R
 
 def drawn(configuration_index: ConfigurationIndex, state: State, rng: np.random.Generator) -> NDArray[np.int16]:
     """Actions drawn evenly on every axis, then made to satisfy Eq. (2)."""
-    found = np.stack(
+    drawn = np.stack(
         [rng.integers(0, size, configuration_index.mask.shape) for size in configuration_index.sizes], axis=-1
     )
-    return configuration_index.within(found, state.least_memory)
+    return configuration_index.within(drawn, state.least_memory)

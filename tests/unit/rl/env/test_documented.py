@@ -76,8 +76,8 @@ def test_every_flag_of_a_state_is_in_its_table_by_index(of: str, features: tuple
 def test_sizes_and_features_of_a_configuration_are_those_of_the_code() -> None:
     sizes = f"F = {len(NODE_FEATURES)} numbers of a node, G = {len(PIPELINE_FEATURES)} of the pipeline, "
     assert sizes + f"C = {len(CONFIGURATION_FEATURES)} of a configuration" in PAGE
-    found = rows("Numbers of a configuration")
-    assert [row[:2] for row in found] == [[str(i), f"`{name}`"] for i, name in enumerate(CONFIGURATION_FEATURES)]
+    table_rows = rows("Numbers of a configuration")
+    assert [row[:2] for row in table_rows] == [[str(i), f"`{name}`"] for i, name in enumerate(CONFIGURATION_FEATURES)]
 
 
 def test_the_action_s_ranges_are_the_space_s() -> None:

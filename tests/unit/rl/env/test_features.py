@@ -277,9 +277,9 @@ def test_positions_are_those_of_the_space_s_nearest(
 ) -> None:
     desired = Configuration(memory_mb, 0.0 if gpu else 8 * amount, amount if gpu else 0.0, replicas, concurrency)
     configuration_index = ConfigurationIndex(topology(), space, PRICES)
-    found = configuration_index.actions({"m-expert-0-1": desired})
-    assert configuration_index.configurations(found)["m-expert-0-1"] == space.nearest(desired)
-    assert not found[0, 0].any() and not found[1].any()
+    positions = configuration_index.actions({"m-expert-0-1": desired})
+    assert configuration_index.configurations(positions)["m-expert-0-1"] == space.nearest(desired)
+    assert not positions[0, 0].any() and not positions[1].any()
 
 
 @given(st.data())
@@ -289,14 +289,16 @@ def test_any_action_is_moved_within_eq_2_and_a_valid_one_is_left_alone(data: st.
     table = np.tile(least, (2, 3, 1))
     positions = data.draw(st.tuples(*(st.integers(0, size - 1) for size in configuration_index.sizes)))
     desired = np.tile(np.array(positions, dtype=np.int16), (2, 3, 1))
-    found = configuration_index.within(desired, table)[1, 2]
+    within = configuration_index.within(desired, table)[1, 2]
     memory, resource, replicas, concurrency = positions
     if memory >= least[replicas]:
-        assert tuple(found) == positions
+        assert tuple(within) == positions
     elif least.min() < 159:
-        assert found[0] >= least[found[2]] and found[2] >= replicas and tuple(found[[1, 3]]) == (resource, concurrency)
+        assert (
+            within[0] >= least[within[2]] and within[2] >= replicas and tuple(within[[1, 3]]) == (resource, concurrency)
+        )
     else:
-        assert (found[0], found[2]) == (158, 7)
+        assert (within[0], within[2]) == (158, 7)
 
 
 def test_configurations_and_positions_are_inverse() -> None:
@@ -342,10 +344,10 @@ def test_call_times_are_the_latency_model_s_and_fall_with_cores_where_nothing_is
 
 
 def test_a_pipeline_whose_functions_serve_several_nodes_is_refused() -> None:
-    found = topology()
-    nodes = tuple(replace(node, function="m-shared") if node.kind == "expert" else node for node in found.nodes)
+    grouped = topology()
+    nodes = tuple(replace(node, function="m-shared") if node.kind == "expert" else node for node in grouped.nodes)
     with pytest.raises(ValueError, match="m-shared serves several nodes"):
-        Encoder(replace(found, nodes=nodes), LimitSettings(), PRICES, SLO_S, CALLS)
+        Encoder(replace(grouped, nodes=nodes), LimitSettings(), PRICES, SLO_S, CALLS)
 
 
 def test_an_observation_of_other_nodes_is_refused_and_another_order_is_not() -> None:

@@ -84,5 +84,5 @@ def test_a_replayed_action_is_one_of_the_history_with_little_noise() -> None:
 
 @given(st.lists(unit, min_size=5, max_size=5), st.floats(0, 3))
 def test_noise_stays_within_the_outputs_range(outputs: list[float], deviation: float) -> None:
-    found = noisy(np.array(outputs, np.float32), deviation, np.random.default_rng(0))
-    assert found.dtype == np.float32 and found.min() >= 0 and found.max() <= 1
+    noised = noisy(np.array(outputs, np.float32), deviation, np.random.default_rng(0))
+    assert noised.dtype == np.float32 and noised.min() >= 0 and noised.max() <= 1

@@ -21,19 +21,19 @@ def test_attention_is_the_square_of_query_times_key_over_its_row() -> None:
         attention.key.copy_(torch.tensor([[0.0], [1.0]]))
     states = torch.tensor([[[1.0, 1.0], [2.0, 0.0], [3.0, 2.0]]])
     edges = torch.tensor([[0.0, 1.0, 1.0], [1.0, 0.0, 1.0], [1.0, 1.0, 0.0]])
-    found = attention(states, edges)[0]
+    attended = attention(states, edges)[0]
     # row 0: (1·0)² and (1·2)²; row 1: (2·1)² and (2·2)²; row 2: (3·1)² and (3·0)²
     expected = [
         [0.0, 0.0, 4 / 4.001],
         [4 / 20.001, 0.0, 16 / 20.001],
         [9 / 9.001, 0.0, 0.0],
     ]
-    assert torch.allclose(found, torch.tensor(expected), atol=1e-6)
+    assert torch.allclose(attended, torch.tensor(expected), atol=1e-6)
 
 
 def test_an_agent_without_neighbours_attends_to_nothing() -> None:
-    found = Attention(3)(torch.randn(2, 4, 3), torch.zeros(4, 4))
-    assert torch.equal(found, torch.zeros(2, 4, 4))
+    attended = Attention(3)(torch.randn(2, 4, 3), torch.zeros(4, 4))
+    assert torch.equal(attended, torch.zeros(2, 4, 4))
 
 
 def test_neighbours_are_the_experts_of_the_layers_before_and_after() -> None:

@@ -108,10 +108,10 @@ def test_proposals_are_in_the_space_and_keep_eq_2(seed: int, peak: float, load_p
     )
     assert len(chosen.desired) == 48
     for node in workload.experts:
-        found = chosen.desired[node.function]
+        desired = chosen.desired[node.function]
         need = memory_need([node], [observed(workload, peak, 0, 0).node(node.id)], limits)
-        assert need is not None and found in workload.space
-        assert need.holds(found) or all(size is None for size in workload.space.mask(need).values())
+        assert need is not None and desired in workload.space
+        assert need.holds(desired) or all(size is None for size in workload.space.mask(need).values())
 
 
 def observed(workload: Workload, peak: float, load_per_s: float, latency_s: float) -> Observation:

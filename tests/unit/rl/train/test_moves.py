@@ -30,18 +30,18 @@ def test_changes_stay_inside_phi_and_satisfy_eq_2(seed: int, scope: Scope) -> No
     replicas = (batch.least_memory < 2).float().argmax(-1)  # the first count that a memory is enough for
     base = torch.stack((torch.ones_like(replicas), *(torch.zeros_like(replicas),) * 3), -1)
     base[..., 2] = replicas
-    found = moves(batch, base, scope, 5, torch.Generator().manual_seed(seed))
-    assert (found >= 0).all() and (found < torch.tensor(batch.space.sizes)).all()
-    least = batch.least_memory.expand(5, -1, -1, -1, -1).gather(-1, found[..., 2:3]).squeeze(-1)
-    assert ((found[..., 0] >= least) | (found == base).all(-1)).all()
+    moved = moves(batch, base, scope, 5, torch.Generator().manual_seed(seed))
+    assert (moved >= 0).all() and (moved < torch.tensor(batch.space.sizes)).all()
+    least = batch.least_memory.expand(5, -1, -1, -1, -1).gather(-1, moved[..., 2:3]).squeeze(-1)
+    assert ((moved[..., 0] >= least) | (moved == base).all(-1)).all()
 
 
 def test_an_expert_moves_on_one_axis_or_on_resource_and_replicas_against_each_other() -> None:
     batch = batch_of(np.zeros((2, 3, 3), dtype=np.int64))
     base = torch.zeros(4, 2, 3, 4, dtype=torch.long)
     base[..., 2] = 1
-    found = moves(batch, base, "expert", 300, torch.Generator().manual_seed(0))
-    resource, replicas, concurrency = ((found != base)[..., axis].flatten() for axis in (1, 2, 3))
+    moved = moves(batch, base, "expert", 300, torch.Generator().manual_seed(0))
+    resource, replicas, concurrency = ((moved != base)[..., axis].flatten() for axis in (1, 2, 3))
     for axis, others in ((resource, replicas | concurrency), (replicas, resource | concurrency)):
         assert (axis & ~others).any()
     assert (concurrency & ~(resource | replicas)).any() and not (concurrency & replicas).any()
@@ -54,15 +54,15 @@ def test_experts_of_a_scope_move_together_from_the_most_or_the_least_loaded_on(s
     experts = torch.zeros(4, 2, 3, world.NODE)
     experts[..., world.AT["load_peak_5"]] = torch.tensor([[0.1, 0.9, 0.5], [0.7, 0.2, 0.4]])
     base = torch.zeros(4, 2, 3, 4, dtype=torch.long)
-    found = moves(replace(batch, experts=experts), base, scope, 200, torch.Generator().manual_seed(0))
-    moved = (found != base).any(-1)
+    changes = moves(replace(batch, experts=experts), base, scope, 200, torch.Generator().manual_seed(0))
+    moved = (changes != base).any(-1)
     seen = set()
     for layer, order in enumerate(([1, 2, 0], [0, 2, 1])):  # the most loaded first
         seen |= {tuple(row) for row in moved[:, :, layer][..., order].flatten(0, 1).tolist()}
     t, f = True, False
     assert seen == {(f, f, f), (t, t, t), (t, f, f), (t, t, f), (f, f, t), (f, t, t)}
     for layer in range(2):
-        own, who = found[:, :, layer].flatten(0, 1), moved[:, :, layer].flatten(0, 1)
+        own, who = changes[:, :, layer].flatten(0, 1), moved[:, :, layer].flatten(0, 1)
         assert all(len({tuple(row) for row in one[those].tolist()}) <= 1 for one, those in zip(own, who, strict=True))
 
 

@@ -46,10 +46,10 @@ def agent() -> PipelineDDPG:
 
 @pytest.fixture(scope="module")
 def rounds() -> Rounds:
-    found = Rounds(SETTINGS, agent())
-    found.run(0, teach=True)
-    found.run(1, teach=False)
-    return found
+    rounds = Rounds(SETTINGS, agent())
+    rounds.run(0, teach=True)
+    rounds.run(1, teach=False)
+    return rounds
 
 
 def test_a_round_keeps_every_window_with_what_followed_it(rounds: Rounds) -> None:

@@ -79,10 +79,10 @@ def test_random_configurations_satisfy_equation_2(seed: int, share: float) -> No
     least = rng.integers(0, 3, size=(2, 1, 3)).astype(np.int16)  # 2: no memory is enough
     object.__setattr__(state, "least_memory", least)
     before = np.zeros((2, 1, 4), dtype=np.int16)
-    found = with_random(before, state, world.space().sizes, np.ones((2, 1), dtype=bool), share, rng)
+    randomised = with_random(before, state, world.space().sizes, np.ones((2, 1), dtype=bool), share, rng)
     for expert in range(2):
-        memory, resource, replicas, concurrency = found[expert, 0]
-        changed_here = (found[expert, 0] != 0).any()
+        memory, resource, replicas, concurrency = randomised[expert, 0]
+        changed_here = (randomised[expert, 0] != 0).any()
         possible = (least[expert, 0] < 2).any()
         assert not changed_here or memory >= least[expert, 0, replicas] or (not possible and replicas == 2)
         assert resource < 3

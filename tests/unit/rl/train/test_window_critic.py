@@ -104,8 +104,8 @@ def test_it_learns_what_a_change_does_where_nothing_else_can_be_known() -> None:
     samples = buffer.sample(64, draw=999)
     features = features_of(samples.observations.space, samples.actions)
     first = samples.actions[:, 0, 0, 1] == 0
-    found = critic(samples.observations, features)[0].p95.mean(-1).detach()
-    assert float(found[first].mean() - found[~first].mean()) == pytest.approx(np.log(3), rel=0.25)
+    predicted = critic(samples.observations, features)[0].p95.mean(-1).detach()
+    assert float(predicted[first].mean() - predicted[~first].mean()) == pytest.approx(np.log(3), rel=0.25)
 
 
 def test_the_largest_beside_each_leaves_it_out() -> None:

@@ -62,10 +62,10 @@ def test_days_are_counted_from_the_first_and_empty_ones_refused(table: Path) -> 
 
 
 def test_changes_take_the_same_part_of_the_time_between_decisions() -> None:
-    found = world("bert-4", 4, CLOCK).lifecycle
+    cycle = world("bert-4", 4, CLOCK).lifecycle
     days = world("bert-4", 4, Clock(600.0, 3)).lifecycle
-    assert days.cold_s(75e6, gpu=False) / 1800 == pytest.approx(found.cold_s(75e6, gpu=False) / CLOCK.decision_s)
-    assert days.drain_s / found.drain_s == pytest.approx(CLOCK.compression) == 100
+    assert days.cold_s(75e6, gpu=False) / 1800 == pytest.approx(cycle.cold_s(75e6, gpu=False) / CLOCK.decision_s)
+    assert days.drain_s / cycle.drain_s == pytest.approx(CLOCK.compression) == 100
 
 
 @pytest.mark.parametrize(("replicas", "found"), [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (9, 16)])
@@ -98,9 +98,9 @@ def test_every_row_chooses_among_as_many_settings_but_the_one_that_is_to_be_as_g
 
 
 def test_every_expert_may_go_to_every_machine_and_first_to_those_of_the_placement() -> None:
-    found = placement(world("bert-4", 4, CLOCK), 3)
-    assert len(found) == 48 and all(sorted(machines) == [0, 1, 2] for machines in found.values())
-    firsts = [machines[0] for machines in found.values()]
+    places = placement(world("bert-4", 4, CLOCK), 3)
+    assert len(places) == 48 and all(sorted(machines) == [0, 1, 2] for machines in places.values())
+    firsts = [machines[0] for machines in places.values()]
     assert set(firsts) == {0, 1, 2} and max(firsts.count(machine) for machine in range(3)) <= 24
 
 

@@ -83,42 +83,42 @@ def test_noise_that_is_no_distribution_with_mean_one_is_refused(factors: list[fl
 
 @pytest.mark.parametrize("name", PAPER_WORKLOADS)
 def test_the_paper_s_workloads_have_its_shape_and_its_slo(name: str) -> None:
-    found = paper_workload(name)
+    paper = paper_workload(name)
     kind, experts = name.split("-")
     layers, slo_s = {"bert": (12, 0.08), "gpt2": (12, 0.1), "b2b": (24, 0.12)}[kind]
-    assert found.topology.layers == layers and len(found.experts) == layers * int(experts)
-    assert found.slo_s == slo_s and len(found.segments) == layers + 1 and not found.measured
-    assert len(found.topology.edges) == 2 * len(found.experts)
-    assert found.costs["expert-0-0"].weights_bytes == pytest.approx(4 * (2 * 768 * 3072 + 768 + 3072))
+    assert paper.topology.layers == layers and len(paper.experts) == layers * int(experts)
+    assert paper.slo_s == slo_s and len(paper.segments) == layers + 1 and not paper.measured
+    assert len(paper.topology.edges) == 2 * len(paper.experts)
+    assert paper.costs["expert-0-0"].weights_bytes == pytest.approx(4 * (2 * 768 * 3072 + 768 + 3072))
 
 
 @pytest.mark.parametrize("name", PAPER_WORKLOADS)
 def test_the_slo_can_be_met_and_the_cheapest_configuration_misses_it(name: str) -> None:
     """Else a comparison of costs would measure nothing: a request alone, its busiest expert twice the mean."""
-    found = paper_workload(name)
+    paper = paper_workload(name)
 
     def pass_s(configuration: Configuration) -> float:
         def call_s(node: str, tokens: float, at: Configuration) -> float:
-            return float(found.latency.seconds(found.costs[node], tokens, at.cpu_cores, at.gpu_share))
+            return float(paper.latency.seconds(paper.costs[node], tokens, at.cpu_cores, at.gpu_share))
 
-        segments = sum(call_s(node.id, found.tokens.mean, found.segment_configuration) for node in found.segments)
-        experts = [found.topology.experts(layer)[0] for layer in range(found.topology.layers)]
-        return segments + sum(call_s(node.id, 2 * found.typical_tokens(node), configuration) for node in experts)
+        segments = sum(call_s(node.id, paper.tokens.mean, paper.segment_configuration) for node in paper.segments)
+        experts = [paper.topology.experts(layer)[0] for layer in range(paper.topology.layers)]
+        return segments + sum(call_s(node.id, 2 * paper.typical_tokens(node), configuration) for node in experts)
 
     cheapest = min(
-        (Configuration(128, cores, share, 1, 1) for cores, share in found.space.resources), key=found.prices.unit_per_s
+        (Configuration(128, cores, share, 1, 1) for cores, share in paper.space.resources), key=paper.prices.unit_per_s
     )
-    fastest = min((Configuration(128, cores, share, 1, 1) for cores, share in found.space.resources), key=pass_s)
-    assert pass_s(fastest) < found.slo_s < pass_s(cheapest)
+    fastest = min((Configuration(128, cores, share, 1, 1) for cores, share in paper.space.resources), key=pass_s)
+    assert pass_s(fastest) < paper.slo_s < pass_s(cheapest)
 
 
 def test_a_pipeline_s_folder_becomes_a_workload(tmp_path: Path) -> None:
     folder = write_pipeline(tmp_path / "tiny")
-    found = pipeline_workload(folder, MODEL, LIFECYCLE, slo_s=0.2, tokens=TokenLengths.fixed(16))
-    assert found.measured and found.routing.layers == found.topology.layers
-    assert set(found.costs) == {node.id for node in found.topology.nodes} - {"ingress"}
-    requests = draw_requests(found, poisson(5, 40), seed=0)
-    latency, _ = simulate(Simulation(found, requests, found.initial(configuration())), [100.0])
+    served = pipeline_workload(folder, MODEL, LIFECYCLE, slo_s=0.2, tokens=TokenLengths.fixed(16))
+    assert served.measured and served.routing.layers == served.topology.layers
+    assert set(served.costs) == {node.id for node in served.topology.nodes} - {"ingress"}
+    requests = draw_requests(served, poisson(5, 40), seed=0)
+    latency, _ = simulate(Simulation(served, requests, served.initial(configuration())), [100.0])
     assert not np.isnan(latency).any()
 
 

@@ -147,8 +147,8 @@ def test_keeps_the_promises_of_the_protocol(
     assert (np.diff(seconds, axis=0) >= -1e-12).all() and (np.diff(seconds, axis=1) <= 1e-12).all()
     m = np.array(calls)
     for speedup in (model.speedup, model.core_speedup):
-        found = speedup(COST, 32, 0.0, 0.3, m)
-        assert (found > 0).all() and (found <= m + 1e-9).all() and (found[m == 1] == 1).all()
+        speeds = speedup(COST, 32, 0.0, 0.3, m)
+        assert (speeds > 0).all() and (speeds <= m + 1e-9).all() and (speeds[m == 1] == 1).all()
     use = model.utilisation(COST, t, 0.0, s)
     assert ((use >= 0) & (use <= 1)).all()
 

@@ -46,9 +46,9 @@ def test_version_one_by_hand(tmp_path: Path, proc: Path) -> None:
         },
     )
     counters = ReplicaCounters(7, mount, proc)
-    found = counters.read()
-    assert (found.cpu_s, found.periods, found.throttled_periods, found.memory_bytes) == (1.5, 40, 10, 4096)
-    assert found.waiting_s == 3.0
+    readings = counters.read()
+    assert (readings.cpu_s, readings.periods, readings.throttled_periods, readings.memory_bytes) == (1.5, 40, 10, 4096)
+    assert readings.waiting_s == 3.0
     assert counters.bandwidth() == Bandwidth(0.0025, 0.01)
     assert counters.memory_limit_bytes() == 8192
     assert cgroup_version(mount) == 1
@@ -78,8 +78,8 @@ def test_version_two_by_hand(tmp_path: Path, proc: Path) -> None:
 
 def test_what_is_not_there_is_not_known(tmp_path: Path) -> None:
     counters = ReplicaCounters(7, tmp_path / "sys", tmp_path / "proc")
-    found = counters.read()
-    assert (found.cpu_s, found.periods, found.waiting_s, found.memory_bytes) == (None, None, None, None)
+    readings = counters.read()
+    assert (readings.cpu_s, readings.periods, readings.waiting_s, readings.memory_bytes) == (None, None, None, None)
     assert counters.bandwidth() is None
 
 

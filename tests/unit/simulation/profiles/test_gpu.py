@@ -42,9 +42,9 @@ SETTINGS = GpuSettings(
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     preset = PRESETS["bert-4"]
-    found = tmp_path_factory.mktemp("gpu") / "tiny"
-    split(preset_source(preset, None, 64, 0), found, "tiny", preset.experts, preset.top_k)
-    return found
+    folder = tmp_path_factory.mktemp("gpu") / "tiny"
+    split(preset_source(preset, None, 64, 0), folder, "tiny", preset.experts, preset.top_k)
+    return folder
 
 
 @dataclass

@@ -30,12 +30,12 @@ def manifest(minilm_pipeline: Path) -> Manifest:
 def passes(manifest: Manifest, **more: Any) -> list[Row]:
     """Of an ingress that takes CALL_S a call and its reply, as much for the request itself, and TOKEN_S a token."""
     visits = manifest.layers + 1 + manifest.layers * manifest.router.top_k
-    found = []
+    passes = []
     for tokens, calls in ((8, 27.0), (32, 29.0), (128, 30.0)):
         cpu_s = (calls + 1) * CALL_S + tokens * visits * TOKEN_S
         row = replace(BLANK, node="ingress", family="pass", tokens=tokens, cpu_s_per_call=cpu_s, node_calls=calls)
-        found.append(replace(row, **more))
-    return found
+        passes.append(replace(row, **more))
+    return passes
 
 
 def profile(manifest: Manifest) -> Profile:

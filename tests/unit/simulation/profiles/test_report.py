@@ -62,32 +62,36 @@ def test_a_profile_that_cannot_be_fitted_says_so(tmp_path: Path) -> None:
 
 def test_the_closing_table_names_nodes_shares_and_changes() -> None:
     rows = [*truth.rows(Truth()), replace(BLANK, family="cold_start", tokens=0, share=0.25, p50_s=0.05)]
-    found = closing_rows(truth.profile(rows))
-    assert ("expert-0-0", "32 tokens, idle, 1 cores", "1.16 ms") in found
-    assert ("every node", "cold start at 0.25 cores", "50.0 ms") in found
+    closing = closing_rows(truth.profile(rows))
+    assert ("expert-0-0", "32 tokens, idle, 1 cores", "1.16 ms") in closing
+    assert ("every node", "cold start at 0.25 cores", "50.0 ms") in closing
 
 
 def test_simulated_calls_by_hand() -> None:
     """Two calls of 1 s at 0 and 0.5 share a core evenly; a third waits for a slot."""
     rates = np.array([0.0, 1.0, 1.0])
-    found = simulate(np.array([0.0, 0.5, 0.6]), np.ones(3), 2, rates, np.ones(3), burst=0.0, refill=1.0)
-    assert found == pytest.approx([1.5, 2.0, 2.4])
+    latencies_s = simulate(np.array([0.0, 0.5, 0.6]), np.ones(3), 2, rates, np.ones(3), burst=0.0, refill=1.0)
+    assert latencies_s == pytest.approx([1.5, 2.0, 2.4])
 
 
 def test_simulated_calls_on_a_bucket_by_hand() -> None:
     """1 s of work, 0.3 s in the bucket, refilled at 0.4: full speed for 0.5 s, then 0.4 of it for 1.25 s."""
-    found = simulate(np.array([0.0]), np.ones(1), 1, np.array([0.0, 1.0]), np.ones(2), burst=0.3, refill=0.4)
-    assert found == pytest.approx([1.75])
+    latencies_s = simulate(np.array([0.0]), np.ones(1), 1, np.array([0.0, 1.0]), np.ones(2), burst=0.3, refill=0.4)
+    assert latencies_s == pytest.approx([1.75])
 
 
 def test_a_call_that_uses_less_of_its_core_than_the_bucket_brings_is_not_slowed_down() -> None:
-    found = simulate(np.array([0.0]), np.ones(1), 1, np.array([0.0, 1.0]), np.array([1.0, 0.3]), burst=0.0, refill=0.4)
-    assert found == pytest.approx([1.0])
+    latencies_s = simulate(
+        np.array([0.0]), np.ones(1), 1, np.array([0.0, 1.0]), np.array([1.0, 0.3]), burst=0.0, refill=0.4
+    )
+    assert latencies_s == pytest.approx([1.0])
 
 
 def test_an_idle_bucket_fills_again_but_not_above_its_size() -> None:
-    found = simulate(np.array([0.0, 100.0]), np.ones(2), 1, np.array([0.0, 1.0]), np.ones(2), burst=0.3, refill=0.4)
-    assert found == pytest.approx([1.75, 1.75])
+    latencies_s = simulate(
+        np.array([0.0, 100.0]), np.ones(2), 1, np.array([0.0, 1.0]), np.ones(2), burst=0.3, refill=0.4
+    )
+    assert latencies_s == pytest.approx([1.75, 1.75])
 
 
 def test_saturated_rows_are_not_compared() -> None:

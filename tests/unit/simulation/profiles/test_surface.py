@@ -23,14 +23,14 @@ def surface(*lines: list[list[float]]) -> Surface:
 
 
 def test_a_dip_that_every_repeat_shows_is_a_valley() -> None:
-    found = features(surface([[9.0, 9.5], [6.0, 6.2], [7.0, 7.1], [12.0, 11.0]]))
-    assert [(one.kind, one.concurrency, one.left, one.right) for one in found] == [("valley", 2, 1, 8)]
-    assert found[0].depth == pytest.approx(np.sqrt(9.0 / 6.0 * 9.5 / 6.2) - 1)
+    numbers = features(surface([[9.0, 9.5], [6.0, 6.2], [7.0, 7.1], [12.0, 11.0]]))
+    assert [(one.kind, one.concurrency, one.left, one.right) for one in numbers] == [("valley", 2, 1, 8)]
+    assert numbers[0].depth == pytest.approx(np.sqrt(9.0 / 6.0 * 9.5 / 6.2) - 1)
 
 
 def test_a_hump_is_a_ridge() -> None:
-    found = features(surface([[5.0, 5.0], [8.0, 8.1], [6.0, 6.1], [5.0, 5.2]]))
-    assert [(one.kind, one.concurrency) for one in found] == [("ridge", 2)]
+    numbers = features(surface([[5.0, 5.0], [8.0, 8.1], [6.0, 6.1], [5.0, 5.2]]))
+    assert [(one.kind, one.concurrency) for one in numbers] == [("ridge", 2)]
 
 
 @pytest.mark.parametrize(
@@ -67,11 +67,11 @@ def test_rows_become_a_surface_with_gaps_where_points_failed() -> None:
     def at(memory: int, calls: int, repeat: int, p95_s: float | None) -> Row:
         return replace(BLANK, family="surface", memory_mib=memory, concurrency=calls, repeat=repeat, p95_s=p95_s)
 
-    found = surface_of([at(128, 1, 0, 1.0), at(128, 2, 0, 2.0), at(256, 1, 1, 3.0), at(256, 2, 0, None)])
-    assert found is not None
-    assert (found.memory_mib, found.concurrency) == ((128, 256), (1, 2))
-    assert found.p95_s[1, 0, 1] == 3.0
-    assert np.isnan(found.p95_s[1, 1]).all()
+    drawn_surface = surface_of([at(128, 1, 0, 1.0), at(128, 2, 0, 2.0), at(256, 1, 1, 3.0), at(256, 2, 0, None)])
+    assert drawn_surface is not None
+    assert (drawn_surface.memory_mib, drawn_surface.concurrency) == ((128, 256), (1, 2))
+    assert drawn_surface.p95_s[1, 0, 1] == 3.0
+    assert np.isnan(drawn_surface.p95_s[1, 1]).all()
 
 
 def test_noise_of_three_repeats_hardly_ever_looks_like_a_feature() -> None:
@@ -82,9 +82,9 @@ def test_noise_of_three_repeats_hardly_ever_looks_like_a_feature() -> None:
 
 def test_repeats_beside_other_work_do_not_count_where_a_quieter_one_is_there() -> None:
     idle = replace(BLANK, family="surface", p95_s=1.0, others_cores=0.1)
-    found = surface_of([idle, replace(idle, repeat=1, p95_s=9.0, others_cores=1.5)])
-    assert found is not None
-    assert found.median_s[0, 0] == 1.0
+    drawn_surface = surface_of([idle, replace(idle, repeat=1, p95_s=9.0, others_cores=1.5)])
+    assert drawn_surface is not None
+    assert drawn_surface.median_s[0, 0] == 1.0
 
 
 def test_rows_without_a_surface_have_none() -> None:

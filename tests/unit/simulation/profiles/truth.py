@@ -92,7 +92,7 @@ def row(truth: Truth, family: str, tokens: int, share: float, calls: int, scatte
 def rows(truth: Truth, seed: int | None = None, repeats: int = 1) -> list[Row]:
     """A whole profile of the made machine; ``seed`` None: without scatter."""
     scatter = None if seed is None else np.random.default_rng(seed)
-    found = []
+    rows = []
     for repeat in range(repeats):
         made = [row(truth, "alone", tokens, share, 1, scatter) for tokens, share in product(TOKENS, SHARES)]
         made += [row(truth, "busy", tokens, share, 1, scatter) for tokens, share in product(TOKENS, SHARES)]
@@ -100,8 +100,8 @@ def rows(truth: Truth, seed: int | None = None, repeats: int = 1) -> list[Row]:
             row(truth, "concurrency", tokens, share, calls, scatter)
             for tokens, share, calls in product((8, 32, 128), (0.12, 0.5, 1.0), CALLS[1:])
         ]
-        found += [replace(one, repeat=repeat) for one in made]
-    return found
+        rows += [replace(one, repeat=repeat) for one in made]
+    return rows
 
 
 def profile(rows: list[Row], classes: dict[str, tuple[str, ...]] | None = None) -> Profile:

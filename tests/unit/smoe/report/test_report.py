@@ -210,9 +210,9 @@ def test_every_answer_is_in_exactly_one_window(
 ) -> None:
     records = tuple(record(i, sent, latency, outcome) for i, (sent, latency, outcome) in enumerate(requests))
     windows = tuple(PipelineWindow(T0 + shift + 5.0 * (k + 1), 5.0) for k in range(logged))
-    found = client_windows(Run(windows, (), (), records))
-    assert sum(window.answers for window in found) == sum(1 for r in records if r.outcome == "ok")
-    assert sum(window.failed for window in found) == sum(1 for r in records if r.outcome != "ok")
+    of_client = client_windows(Run(windows, (), (), records))
+    assert sum(window.answers for window in of_client) == sum(1 for r in records if r.outcome == "ok")
+    assert sum(window.failed for window in of_client) == sum(1 for r in records if r.outcome != "ok")
 
 
 @example({(0, 0): 5e-324, (0, 1): 0.0})
