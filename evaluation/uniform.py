@@ -9,11 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from autoscaler.capacity import needs
 from autoscaler.contract import Configuration, ConfigurationSpace
-from autoscaler.prices import PriceSheet
 from simulation.workloads.workload import Workload
 
 Resource = tuple[float, float]
@@ -43,19 +40,6 @@ def uniform_configurations(
         for cores, share in (space.resources if resources is None else resources)
     ]
     return candidates if order is None else sorted(candidates, key=order)
-
-
-def by_price(
-    space: ConfigurationSpace, prices: PriceSheet, concurrency: int, more_replicas: Sequence[int]
-) -> list[Configuration]:
-    """Each resource at the fewest replicas, then ``more_replicas`` (as far as the space has them) of the largest, in
-    order of price. CPU cores that cost more than the least share of a GPU are left out, as they are slower."""
-    candidates = uniform_configurations(space, (space.replicas_min,), concurrency, order=prices.unit_per_s)
-    gpu_per_s = min((prices.unit_per_s(candidate) for candidate in candidates if candidate.gpu_share), default=np.inf)
-    kept = [candidate for candidate in candidates if candidate.gpu_share or prices.unit_per_s(candidate) < gpu_per_s]
-    counts = [count for count in more_replicas if count in space.replica_counts]
-    largest = (kept[-1].cpu_cores, kept[-1].gpu_share)
-    return kept + uniform_configurations(space, counts, concurrency, resources=[largest])
 
 
 def for_all_experts(workload: Workload, configuration: Configuration) -> dict[str, Configuration]:

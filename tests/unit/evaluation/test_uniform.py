@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from autoscaler.contract import Configuration, ConfigurationSpace
-from evaluation.uniform import by_price, cheapest_within, first_keeping, uniform_configurations
-from simulation.workloads.paper import paper_workload
+from evaluation.uniform import cheapest_within, first_keeping, uniform_configurations
 
 SPACE = ConfigurationSpace(4, 512, 4, (0.5, 1.0), (0.1,), 1, 3, 1, 6)
 
@@ -37,18 +36,6 @@ def test_memory_depends_on_replicas_and_cores_and_equal_values_stay_in_order() -
         (2, 20),
         (2, 16),
     ]
-
-
-@pytest.mark.parametrize("gpu_shares", [(), (0.1, 0.2, 0.5)])
-def test_by_price_grows_and_has_no_cores_that_cost_more_than_the_least_gpu_share(gpu_shares: tuple[float, ...]) -> None:
-    prices = paper_workload("bert-4").prices
-    space = ConfigurationSpace(gpu_shares=gpu_shares)
-    candidates = by_price(space, prices, 8, (2, 4, 100))
-    spent = [one.replicas * prices.unit_per_s(one) for one in candidates]
-    assert spent == sorted(spent)
-    assert [one.replicas for one in candidates][-3:] == [1, 2, 4]
-    least = min([prices.unit_per_s(one) for one in candidates if one.gpu_share], default=np.inf)
-    assert all(prices.unit_per_s(one) < least for one in candidates if one.cpu_cores)
 
 
 @pytest.mark.parametrize(
