@@ -68,6 +68,20 @@ def _silu(x: Floats) -> None:
     x /= below
 
 
+def _clamped(alpha: float, limit: float) -> Callable[[Floats], None]:
+    """GPT-OSS's gate: ``x σ(α x)`` of x at most ``limit``."""
+
+    def gate(x: Floats) -> None:
+        np.minimum(x, np.float32(limit), out=x)
+        below = x * np.float32(-alpha)
+        with np.errstate(over="ignore"):  # as in _silu
+            np.exp(below, out=below)
+        below += np.float32(1)
+        x /= below
+
+    return gate
+
+
 def _relu(x: Floats) -> None:
     np.maximum(x, np.float32(0), out=x)
 
@@ -102,6 +116,8 @@ class ArraysExpert:
     last: _Linear
     activation: Callable[[Floats], None]
     gated: bool
+    limit: float | None = None
+    """GPT-OSS: up is clamped to plus and minus this, and one more."""
 
     def check(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Raises ProgramInputError for anything but ``x [1 or more tokens, d]`` in float32."""
@@ -126,7 +142,7 @@ class ArraysExpert:
         for begin in range(0, flat.size, BLOCK_NUMBERS):
             self.activation(flat[begin : begin + BLOCK_NUMBERS])
         if up is not None:
-            inner *= up
+            inner *= up if self.limit is None else np.clip(up, -self.limit, self.limit) + np.float32(1)
         return self.last(inner)
 
 
@@ -147,7 +163,9 @@ def load_expert(directory: Path, manifest: Manifest, node_id: str) -> ArraysExpe
         raise ManifestError(f"{path}: {first} and {last} have other shapes than a node of hidden size {width}.")
     if tensors:
         raise ManifestError(f"{path}: tensor {min(tensors)!r} belongs to nothing this family computes.")
-    return ArraysExpert(node_id, into, out, _ACTIVATIONS[numbers["activation"]], gated)
+    limit: float | None = numbers.get("swiglu_limit")
+    activation = _ACTIVATIONS[numbers["activation"]] if limit is None else _clamped(numbers["swiglu_alpha"], limit)
+    return ArraysExpert(node_id, into, out, activation, gated, limit)
 
 
 def _numbers(manifest: Manifest, node: Node) -> Mapping[str, Any]:

@@ -23,8 +23,11 @@ from functions.wire.messages import Reply, Request
 from moe.errors import ManifestError, ProgramInputError
 from moe.manifest import Manifest, load
 from moe.runtime import load_node
+from tests.parameters import some_fast
+from tests.unit.moe import tiny
 
-FAMILIES = ("bert", "gpt2", "bert2bert", "mixtral", "qwen3_moe", "olmoe", "granitemoe")
+KINDS_OF_EXPERT = ("bert", "mixtral", "gpt_oss")
+"""Plain, gated, and gated with clamps."""
 RELATIVE = 1e-6
 """Largest difference from torch, of the largest number of the reply: rounding of float32 over sums of this length."""
 
@@ -37,7 +40,7 @@ def experts(manifest: Manifest) -> list[str]:
     return [node.id for node in manifest.nodes if node.kind == "expert"]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", some_fast(sorted(tiny.BUILDERS, key=lambda f: f not in KINDS_OF_EXPERT)))
 def test_every_family_s_experts_compute_as_torch_does(pipeline_of: Callable[[str], Path], family: str) -> None:
     folder = pipeline_of(family)
     manifest = manifest_of(folder)
