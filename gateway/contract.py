@@ -106,8 +106,6 @@ class FunctionState:
     max_inflight: int
     created_at_s: float
     restarts: int = 0
-    problems: tuple[str, ...] = ()
-    """Why replicas are not ready, in sentences, where the platform knows: one of each reason."""
     standbys: int = 0
     """Replicas on top of the desired ones that wait, or are activated."""
     activated: int = 0
@@ -116,6 +114,8 @@ class FunctionState:
     """What its replicas take calls with (:mod:`platform_words.headers`); empty: they take anybody's."""
     activated_s: float = 0.0
     """Seconds in which standbys were activated, summed over them, since the function was created."""
+    problems: tuple[str, ...] = ()
+    """Why replicas are not ready, in sentences, where the platform knows: one of each reason."""
 
     @property
     def ready(self) -> tuple[Replica, ...]:

@@ -60,7 +60,7 @@ def beyond_resizing(pod: Object, name: str, live: Live) -> bool:
     one would have no more.
     """
     statuses = (pod.get("status") or {}).get("containerStatuses") or ()
-    status = next((one for one in statuses if one["name"] == name), {})
+    status: Object = next((one for one in statuses if one["name"] == name), {})
     state, last = status.get("state") or {}, status.get("lastState") or {}
     ended = state.get("terminated") or last.get("terminated") or {}
     down = "running" not in state and ended.get("reason") == "OOMKilled"
