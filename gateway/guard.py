@@ -116,6 +116,10 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse_head()
         elif self.parser.get_method() == b"CONNECT":
             self._refuse(405, b"Method Not Allowed", "")
+        elif (hosts := sum(name == b"host" for name, _ in self.headers)) != 1 and (
+            hosts or self.parser.get_http_version() == "1.1"
+        ):  # RFC 9112, section 3.2
+            self._refuse(400, b"Bad Request", f"the request has {hosts} Host headers; it takes one")
         if self._refused:
             return
         if self.parser.should_upgrade():

@@ -252,7 +252,11 @@ def _image_table(images: tuple[str, ...]) -> dict[str, str]:
 @contextlib.contextmanager
 def _locked(state: Path) -> Iterator[None]:
     """Hold the state folder; a second gateway on it ends with an error."""
-    with (state / "gateway.lock").open("w") as lock:
+    try:  # a link would lead to a file that is not ours
+        descriptor = os.open(state / "gateway.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise click.ClickException(f"{state / 'gateway.lock'} cannot be opened: {error.strerror}") from error
+    with os.fdopen(descriptor, "r+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -148,20 +148,23 @@ def stop_process(process: subprocess.Popen[bytes], timeout_s: float = 40.0) -> N
         process.wait(10)
 
 
-def stop_gateway(state: Path, timeout_s: float = 40.0) -> int:
-    """Stop the gateway of a state folder; returns its process id. Raises StateError when none runs."""
+def stop_gateway(state: Path, timeout_s: float = 40.0) -> tuple[int, bool]:
+    """Stop the gateway of a state folder; returns its process id, and whether it drained and ended by itself: it is
+    killed after ``timeout_s``. Raises StateError when none runs."""
     pid = running_pid(state)
     if pid is None:
         raise StateError(f"no gateway runs on the state folder {state}")
     os.kill(pid, signal.SIGTERM)
     end_s = time.monotonic() + timeout_s
+    drained = True
     while running_pid(state) is not None:
         if time.monotonic() > end_s:
+            drained = False
             os.kill(pid, signal.SIGKILL)
             break
         time.sleep(0.05)
     (state / "gateway.json").unlink(missing_ok=True)
-    return pid
+    return pid, drained
 
 
 def deploy_pipeline(

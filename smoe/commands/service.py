@@ -114,7 +114,9 @@ def up(
 @state_option
 def down(state: Path) -> None:
     """Drain and stop the gateway and every function."""
-    pid = lifecycle.stop_gateway(state)
+    pid, drained = lifecycle.stop_gateway(state)
+    if not drained:
+        raise click.ClickException(f"the gateway (process {pid}) of {state} did not end in time and was killed")
     click.echo(f"stopped the gateway (process {pid}) of {state}")
 
 

@@ -115,6 +115,16 @@ def test_a_further_namespace_is_annotated_bound_and_fenced_as_the_first_is() -> 
     assert policy["spec"] == fence["spec"]
 
 
+def test_functions_take_calls_of_the_gateways_namespace_and_of_functions_of_their_own_alone() -> None:
+    (fence,) = [one for one in of_kind("NetworkPolicy") if one["metadata"]["name"] == "functions"]
+    assert set(fence["spec"]["policyTypes"]) == {"Ingress", "Egress"}
+    (rule,) = fence["spec"]["ingress"]
+    functions = {"podSelector": {"matchExpressions": [{"key": "faas_function", "operator": "Exists"}]}}
+    gateway = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "openfaas"}}}
+    assert rule["from"] == [gateway, functions]
+    assert rule["ports"] == [{"port": 8080, "protocol": "TCP"}]
+
+
 def test_prometheus_answers_its_own_namespace_and_those_labelled_as_on_the_page() -> None:
     page = (ROOT / "docs" / "kubernetes.md").read_text()
     (label,) = re.findall(r"kubectl label namespace \S+ ([^`\s]+)`", page)

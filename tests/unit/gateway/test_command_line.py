@@ -63,6 +63,16 @@ def test_a_state_folder_that_was_there_is_closed_to_others(tmp_path: Path) -> No
     assert tmp_path.stat().st_mode & 0o777 == 0o700
 
 
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    target = tmp_path / "precious"
+    target.write_text("kept")
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "gateway.lock").symlink_to(target)
+    result = run("--state", str(tmp_path / "state"))
+    assert (result.exit_code, "gateway.lock cannot be opened" in result.output) == (1, True)
+    assert target.read_text() == "kept"
+
+
 def test_a_state_folder_has_one_gateway(tmp_path: Path) -> None:
     with (tmp_path / "gateway.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

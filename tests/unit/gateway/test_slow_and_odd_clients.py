@@ -253,3 +253,20 @@ async def test_connections_are_bounded(start: Starter) -> None:
                 writer.close()
             while (await running.call("GET", "/function/f")).status != 200:
                 await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /healthz HTTP/1.1\r\n", b"400"),
+        (b"GET /healthz HTTP/1.1\r\nhost: a\r\nHost: b\r\n", b"400"),
+        (b"GET /healthz HTTP/1.1\r\nhost: a\r\n", b"200"),
+        (b"GET /healthz HTTP/1.0\r\n", b"200"),
+    ],
+)
+async def test_a_request_has_one_host(running: Running, head: bytes, status: bytes) -> None:
+    reader, writer = await connect(running.address)
+    writer.write(head + b"connection: close\r\n\r\n")
+    async with asyncio.timeout(WAIT_S):
+        assert (await reader.read()).split(b" ", 2)[1] == status
+    writer.close()

@@ -1,10 +1,18 @@
-"""Who makes a state folder closes it."""
+"""Who makes a state folder closes it; who ends its gateway reports how."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
 
 from gateway.client.state import private_folder
+from smoe import lifecycle
+from smoe.commands.service import down
 
 
 def test_a_folder_and_those_above_it_that_were_missing_are_its_user_s_alone(tmp_path: Path) -> None:
@@ -12,3 +20,15 @@ def test_a_folder_and_those_above_it_that_were_missing_are_its_user_s_alone(tmp_
     private_folder(tmp_path / "state" / "pipelines")
     modes = [path.stat().st_mode & 0o777 for path in (tmp_path / "state" / "pipelines", tmp_path / "state", tmp_path)]
     assert modes == [0o700, 0o700, 0o755]
+
+
+def test_a_gateway_that_has_to_be_killed_is_not_reported_as_stopped(tmp_path: Path, monkeypatch: Any) -> None:
+    program = "import signal, sys, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", program, "gateway"], stdout=subprocess.PIPE) as stubborn:
+        assert stubborn.stdout is not None
+        stubborn.stdout.readline()
+        (tmp_path / "gateway.json").write_text(json.dumps({"pid": stubborn.pid}))
+        stop = lifecycle.stop_gateway
+        monkeypatch.setattr(lifecycle, "stop_gateway", lambda state: stop(state, timeout_s=0.0))
+        ended = CliRunner().invoke(down, ["--state", str(tmp_path)])
+    assert (ended.exit_code, "was killed" in ended.output) == (1, True)

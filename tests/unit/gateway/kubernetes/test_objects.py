@@ -175,3 +175,10 @@ def test_what_a_live_pod_can_become(changes: dict[str, Any], possible: bool) -> 
 def test_concurrency_restarts_a_function_that_reads_only_its_environment() -> None:
     before = spec("f", annotations={})
     assert not objects.only_live_differs(before, replace(before, env_vars={**before.env_vars, "max_inflight": "9"}))
+
+
+def test_a_functions_pod_has_no_account_s_token_and_gains_no_rights() -> None:
+    made = deployment(spec("f", read_only_root_filesystem=True))
+    assert made["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
+    security = container(made)["securityContext"]
+    assert (security["allowPrivilegeEscalation"], security["readOnlyRootFilesystem"]) == (False, True)
