@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,9 +30,19 @@ def error_answer(error: CallError) -> Reply:
     """A failed call as an answer."""
     document = error_document(error.status, str(error), getattr(error, "field", None), error.code)
     headers = {PLATFORM_FAILED: "smoe"} if error.platform else {}
+    if isinstance(error, FieldError) and error.allow:
+        headers["allow"] = error.allow
     if error.status in (429, 503):
         headers["retry-after"] = "1"
     return Reply(error.status, (orjson.dumps(document),), headers=headers)
+
+
+def not_served(method: str, path: str, served: Mapping[str, str]) -> FieldError:
+    """The request names another path than those ``served``, or not the method of one."""
+    known = path in served
+    error = FieldError(f"there is no {method} {path}", code="method_not_allowed" if known else "unknown_url")
+    error.status, error.allow = (405, served[path]) if known else (404, "")
+    return error
 
 
 def model_not_found(model: object, served: str) -> FieldError:

@@ -32,6 +32,7 @@ Answer = Callable[[Reply], None]
 Embed = Callable[[list[list[int]], Request], Awaitable[Arrays]]
 """One pass of an encoder over tokenised texts. Raises CallError."""
 _DECODERS = ("/v1/completions", "/v1/chat/completions")
+_POSTS = (*_DECODERS, "/v1/embeddings")
 
 
 class OpenAiApi:
@@ -69,10 +70,8 @@ class OpenAiApi:
             model = answers.model_document(name, self._created)
             answer(Reply(200, (orjson.dumps({"object": "list", "data": [model]} if path == "/v1/models" else model),)))
             return 200, 0
-        if sent.method != "POST" or path not in (*_DECODERS, "/v1/embeddings"):
-            error = FieldError(f"there is no {sent.method} {path}", code="unknown_url")
-            error.status = 404
-            raise error
+        if sent.method != "POST" or path not in _POSTS:
+            raise answers.not_served(sent.method, path, {"/v1/models": "GET"} | dict.fromkeys(_POSTS, "POST"))
         document = request.document_of(sent.body)
         if document.get("model", name) != name and str(document["model"]).split(".")[0] != name:  # NAME.NAMESPACE
             raise answers.model_not_found(document["model"], name)

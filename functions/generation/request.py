@@ -66,6 +66,8 @@ class FieldError(BadInputError):
         super().__init__(message)
         self.field = field
         self.code = code
+        self.allow = ""
+        """The method that the path takes, where it is the method that is wrong."""
 
 
 @dataclass(frozen=True)
