@@ -19,6 +19,10 @@ ROUTER_SCALE = 2.0
 def encoder_of(reader: BertReader) -> DenseEncoder:
     """The checkpoint's tensors in float32. Raises CheckpointError for what the student does not compute."""
     numbers = reader.architecture
+    if "padding_id" in numbers:
+        raise CheckpointError(
+            "Distillation takes BERT and DistilBERT; this is a RoBERTa, which counts positions otherwise."
+        )
     if numbers["activation"] != "gelu" or numbers["pooling"] != "mean":
         raise CheckpointError(
             f"Distillation takes BERT encoders with gelu and mean pooling; this one has "

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +10,9 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moe.checkpoints.bert import BertReader
 from moe.checkpoints.reader import DenseFfn
+from moe.checkpoints.source import FolderSource
 from moe.convert import (
     Groups,
     activation_mass,
@@ -19,7 +22,9 @@ from moe.convert import (
     split_neurons,
     upcycle_router,
 )
+from moe.distil.start import encoder_of
 from moe.errors import CheckpointError
+from tests.unit.moe import tiny
 
 
 def ffn(neurons: int = 24, width: int = 6, seed: int = 0) -> DenseFfn:
@@ -72,6 +77,13 @@ def test_the_neurons_that_move_the_output_most_are_shared() -> None:
     activations[:, [2, 7]] *= 100.0
     activations[:, 4] += 100.0  # constant: a bias does its work, so it is not shared
     assert split_neurons(f.w_in, f.b_in, f.w_out, 2, 0, activations, 2).shared.tolist() == [2, 7]
+
+
+def test_encoders_that_the_student_does_not_compute_are_refused(tmp_path: Path) -> None:
+    checkpoint = tiny.store(tiny.build("roberta"), tmp_path / "c")
+    with pytest.raises(CheckpointError, match="counts positions otherwise"):
+        encoder_of(BertReader(FolderSource(checkpoint)))
+    encoder_of(BertReader(FolderSource(tiny.store(tiny.build("distilbert"), tmp_path / "d"))))
 
 
 def test_clusters_that_are_already_balanced_are_found() -> None:
