@@ -29,6 +29,7 @@ from functions.wire.errors import (
     NodeFailedError,
     NodeRefusedError,
     NoReplicaError,
+    NotDeployedError,
     OverloadedError,
 )
 from functions.wire.layout import CONTENT_TYPE
@@ -407,7 +408,7 @@ class Dispatcher:
         while function.waiting and not function.deployed:
             waiter = function.waiting.popleft()
             if not waiter.turn.done():
-                waiter.turn.set_exception(NoReplicaError(f"{function.name} is not deployed"))
+                waiter.turn.set_exception(NotDeployedError(f"{function.name} is not deployed"))
 
     def _set_replicas(self, function: _Function, replicas: Sequence[ReplicaAddress]) -> None:
         wanted = {replica.id: replica for replica in replicas}

@@ -14,7 +14,14 @@ from functions.generation.run import InstanceRun, Waiting
 from functions.generation.texts import Text
 from functions.ingress.calls import NodeCaller
 from functions.ingress.passes import PipelinePass
-from functions.wire.errors import CallError, DeadlineError, NoReplicaError, NotServedError, OverloadedError
+from functions.wire.errors import (
+    CallError,
+    DeadlineError,
+    NoReplicaError,
+    NotDeployedError,
+    NotServedError,
+    OverloadedError,
+)
 from moe.manifest import Manifest
 
 log = logging.getLogger(__name__)
@@ -109,7 +116,7 @@ class Generator:
             await self._make_instances()
             now_s = self._loop.time()
             absent = [] if self.runs else self._dispatcher.absent(self._segments)
-            self._refusal = NoReplicaError(f"{absent[0]} is not deployed" if absent else NOT_READY)
+            self._refusal = NotDeployedError(f"{absent[0]} is not deployed") if absent else NoReplicaError(NOT_READY)
             for text in [*waiting.texts, *waiting.parked]:
                 late = text.moved_s + (ABSENT_S if absent else self._timeout_s) <= now_s and text not in waiting.parked
                 if text.cancelled or late or (text.deadline_s is not None and text.deadline_s <= now_s):

@@ -4,6 +4,7 @@ CallError                 a call that did not end in an answer; ``status`` is wh
 ├── BadInputError         400: the input breaks a rule, which the message names
 ├── OverloadedError       429: more work than slots and queue hold
 ├── NoReplicaError        503: no ready replica until the deadline
+│   └── NotDeployedError  503: a function of the pipeline is not there; another ingress would say the same
 ├── DeadlineError         504: the time of the request is spent
 ├── NotServedError        501: this deployment cannot do what is asked for
 ├── NodeFailedError       502: the platform failed more often than the call may be repeated
@@ -38,6 +39,11 @@ class OverloadedError(CallError):
 class NoReplicaError(CallError):
     status = 503
     code = "no_replica"
+
+
+class NotDeployedError(NoReplicaError):
+    code = "not_deployed"
+    platform = False
 
 
 class DeadlineError(CallError):

@@ -25,6 +25,7 @@ from functions.wire.errors import (
     NodeFailedError,
     NodeRefusedError,
     NoReplicaError,
+    NotDeployedError,
     OverloadedError,
 )
 from functions.wire.messages import Reply, Request, error_reply
@@ -223,7 +224,7 @@ async def test_a_call_of_a_function_that_is_not_deployed_is_refused_with_its_nam
 ) -> None:
     caller.table()
     caller.dispatcher.update({"other": FunctionReplicas(0, ())})
-    with pytest.raises(NoReplicaError, match="f is not deployed"):
+    with pytest.raises(NotDeployedError, match="f is not deployed"):
         await caller.call(within_s=1000.0)
     assert caller.dispatcher.absent(["f", "other"]) == ["f"]
     call = asyncio.ensure_future(caller.call(b"deployed meanwhile", within_s=1000.0))
