@@ -81,7 +81,7 @@ class Topology:
     nodes: tuple[NodeInfo, ...]
     edges: tuple[tuple[str, str], ...]
     dtype: str = "float32"
-    """Of weights and of tokens on the way."""
+    """Type of weights, and of tokens on the way."""
 
     def experts(self, layer: int) -> tuple[NodeInfo, ...]:
         """Experts of MoE layer ``layer`` in order; empty outside 0 … layers-1."""

@@ -53,7 +53,7 @@ class ControllerProcess:
 
     @property
     def currency(self) -> str:
-        """Of the price sheet."""
+        """The price sheet's."""
         return self._controller.prices.currency
 
     def stop(self) -> None:

@@ -70,7 +70,7 @@ class Auth:
 
 
 def _same_site(headers: dict[bytes, bytes]) -> bool:
-    """Whether a browser says where a request comes from; :class:`SameSite` has looked at what it says."""
+    """Whether a browser states where a request comes from; :class:`SameSite` has looked at what it states."""
     return b"sec-fetch-site" in headers or b"origin" in headers
 
 

@@ -253,7 +253,7 @@ def _number(text: str) -> int:
 
 
 def _is_internal(path: bytes) -> bool:
-    """Of a pipeline's functions: what callers at the front door have no business with. Some servers decode a path."""
+    """A pipeline's functions: what callers at the front door have no business with. Some servers decode a path."""
     return unquote(path.partition(b"?")[0].decode("latin-1")).strip("/").partition("/")[0] in _INTERNAL
 
 

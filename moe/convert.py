@@ -245,7 +245,7 @@ def apply_adapter(
 
 
 def changed_ffn(adapter: Mapping[str, Tensor], prefix: str, ffn: DenseFfn) -> DenseFfn:
-    """The network with the adapter's changes, in float32; ``prefix`` is ``layers.L.``. Raises CheckpointError."""
+    """The network with the adapter's changes, [d, F] float32; ``prefix`` is ``layers.L.``. Raises CheckpointError."""
     w_out = changed(adapter, f"{prefix}ffn.w_out.weight", ffn.w_out.float())  # [d, F]
     if ffn.w_gate is not None:
         both = torch.cat((ffn.w_gate, ffn.w_in)).float()  # [2F, d]

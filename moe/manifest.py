@@ -439,7 +439,7 @@ def _tensor_bytes(path: Path) -> dict[str, int]:
 
 
 def _bits(dtype: str) -> int:
-    """Of an element, by safetensors' name of its type: F32, BF16, F8_E4M3, BOOL."""
+    """Bits of an element, by safetensors' name of its type: F32, BF16, F8_E4M3, BOOL."""
     number = re.search(r"\d+", dtype)
     return int(number[0]) if number else 8
 

@@ -41,7 +41,7 @@ BY_NUMPY = "float32"
 
 
 def container_memory(dtype: str) -> RuntimeMemory:
-    """Of containers that serve a pipeline of this dtype."""
+    """Memory of containers that serve a pipeline of this dtype."""
     return CONTAINER if dtype == BY_NUMPY else replace(CONTAINER, expert_mb=CONTAINER.segment_mb)
 
 

@@ -90,7 +90,7 @@ def start_gateway(settings: GatewaySettings, *, detach: bool, timeout_s: float =
     (settings.state / "gateway.json").unlink(missing_ok=True)
     log_path = settings.state / "gateway.log"
     with log_path.open("ab") as log:
-        begin = log.tell()  # what earlier gateways logged says nothing of this one
+        begin = log.tell()  # what earlier gateways logged is not about this one
         process = _spawn(gateway_command(settings), log, detach=detach)
     try:
         _wait_started(process, settings.state, log_path, begin, timeout_s)

@@ -158,7 +158,7 @@ def replay(
 
 
 def _address(state: Path) -> str:
-    """Of the gateway that runs on a state folder, else the usual one."""
+    """Address of the gateway that runs on a state folder, else the usual one."""
     try:
         return str(json.loads((state / "gateway.json").read_text())["url"])
     except (OSError, ValueError, KeyError):

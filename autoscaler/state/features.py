@@ -97,7 +97,7 @@ def _nodes(topology: Topology, readings: Readings, namespace: str) -> list[NodeO
     calls_per_s, tokens_per_s = _rates(calls, window_s), _rates(work["tokens"], window_s)
     p95 = _p95(topology, readings)
     token_shares, call_shares, stragglers = _shares(infos, tokens_per_s, calls_per_s, p95)
-    # Of the gateway's and the ingresses' samples, or of none: one age says nothing of the other's numbers.
+    # Of the gateway's and the ingresses' samples, or of none: one age is not that of the other's numbers.
     age_s = max(readings.ages_s.values()) if len(readings.ages_s) == 2 else None
     nothing: list[None] = [None] * len(infos)
     columns: dict[str, Iterable[object]] = {

@@ -48,7 +48,10 @@ def main(quick: bool) -> None:
     rows = attack(thorough=not quick)
     words = {True: "held", False: "BROKEN", None: "not tried"}
     print_table(
-        "attacks", ("attack", "result", "seen"), [(name, words[held], seen) for name, held, seen in rows], texts=3
+        "attacks",
+        ("attack", "result", "outcome"),
+        [(name, words[held], outcome) for name, held, outcome in rows],
+        texts=3,
     )
     tried = [held for _, held, _ in rows if held is not None]
     broken = [name for name, held, _ in rows if held is False]

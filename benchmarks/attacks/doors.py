@@ -56,10 +56,10 @@ def command_reads_anothers_secret_and_environment(target: Target) -> Outcome | N
     target.command("owner", "cat /var/openfaas/secrets/theirs", "theirs")
     owned = target.ask("POST", "/function/owner")[1]
     target.command("thief", "cat /var/openfaas/secrets/theirs")
-    found = target.ask("POST", "/function/thief")[1]
+    answer = target.ask("POST", "/function/thief")[1]
     target.command("spy", f"cat /proc/{target.process.pid}/environ")
     spied = target.ask("POST", "/function/spy")[0]
-    held = b"s3cret" not in found and spied == 500
+    held = b"s3cret" not in answer and spied == 500
     return held, f"its owner reads {'it' if owned == b's3cret' else 'nothing'}, the environment answers {spied}"
 
 

@@ -36,8 +36,8 @@ class Target:
 
     def __init__(self, state: Path, process: subprocess.Popen[bytes], receivers: dict[str, Receiver]) -> None:
         self.state, self.process, self.receivers = state, process, receivers
-        found = read_gateway(state)
-        self.address = str(found["url"]).removeprefix("http://")
+        address = read_gateway(state)
+        self.address = str(address["url"]).removeprefix("http://")
         self.client = GatewayClient.from_state(state)
         self.password = (state / "secrets" / "basic-auth-password").read_text()
 

@@ -82,7 +82,7 @@ CANDIDATES: Mapping[str, Sequence[Setting]] = {
 
 _STANDBYS = [{"burst": asdict(burst)} for burst in BURSTS]
 _SOME_STANDBYS = [_STANDBYS[place] for place in (1, 2, 4, 7, 8, 11, 13, 14)]
-"""Of each half every number of standbys, headroom or spare, and hold, twice."""
+"""In each half every number of standbys, headroom or spare, and hold, twice."""
 
 
 def candidates_of(policy: str) -> Sequence[Setting]:

@@ -124,9 +124,9 @@ class Instance:
         calls = []
         for group in groups:
             rows = np.concatenate([np.arange(edges[place], edges[place + 1]) for place in group])
-            own = [parts[place] for place in group]
-            part = {"hidden": tensors["hidden"][rows], **_which(own)}
-            calls.append(self._segment(self._layers, part, context, all_logits=own[0][0].scoring))
+            members = [parts[place] for place in group]
+            part = {"hidden": tensors["hidden"][rows], **_which(members)}
+            calls.append(self._segment(self._layers, part, context, all_logits=members[0][0].scoring))
         logits: dict[int, Array] = {}
         for group, reply in zip(groups, await gather_or_cancel(calls), strict=True):
             whole = len(group) == 1 and parts[group[0]][0].scoring

@@ -296,8 +296,11 @@ def _score(text: Text, rows: torch.Tensor) -> None:
     token follows nothing, so it has no probability."""
     prompt = text.tokens[: len(text.tokens) - text.written]
     first = [] if text.scored else [Chosen(prompt[0])]
-    own = prompt[max(text.scored, 1) : text.kept + len(rows) + 1]
+    scored_tokens = prompt[max(text.scored, 1) : text.kept + len(rows) + 1]
     skipped = max(text.scored, 1) - text.kept - 1  # what was reported before the text was preempted
-    scored = [*first, *logprobs_of(rows[skipped : skipped + len(own)], own, text.prompt_logprobs or 0)]
+    scored = [
+        *first,
+        *logprobs_of(rows[skipped : skipped + len(scored_tokens)], scored_tokens, text.prompt_logprobs or 0),
+    ]
     text.scored += len(scored)
     text.sink.prompt(scored)

@@ -100,10 +100,10 @@ def logprobs_of(scores: Tensor, tokens: Sequence[int], count: int) -> list[Chose
     likeliest tokens'."""
     with torch.inference_mode():
         logs = torch.log_softmax(scores.float(), -1)
-        own = logs.gather(1, torch.tensor(tokens, dtype=torch.int64)[:, None])[:, 0].tolist()
+        chosen_logs = logs.gather(1, torch.tensor(tokens, dtype=torch.int64)[:, None])[:, 0].tolist()
         best = torch.topk(logs, min(count, logs.shape[1]), dim=1)
         tops = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         return [
             Chosen(token, logprob, tuple(zip(*top, strict=True)))
-            for token, logprob, top in zip(tokens, own, tops, strict=True)
+            for token, logprob, top in zip(tokens, chosen_logs, tops, strict=True)
         ]

@@ -56,7 +56,7 @@ class ServerSettings:
     """While draining: how long idle connections stay open for calls that are already on their way."""
     drain_s: float = 30.0
     """While draining: how long calls in flight may take."""
-    quiet_s: float = 0.0
+    idle_s: float = 0.0
     """While draining: end only once there was no call for this long, at most after ``drain_s``. Who passes calls on, as
     of-watchdog does, may go on for a while after it has passed on the signal."""
     caller_key: str = ""
@@ -94,7 +94,7 @@ class FunctionServer:
         """
         self.draining = True
         await asyncio.sleep(self.settings.settle_s)
-        await self._quiet()
+        await self._idle()
         if self._server is not None:
             self._server.close()
         await asyncio.sleep(0)  # connections accepted last get their turn
@@ -108,12 +108,12 @@ class FunctionServer:
         for connection in list(self.connections):
             connection.close()
 
-    async def _quiet(self) -> None:
-        """Until no call has come for ``quiet_s``."""
+    async def _idle(self) -> None:
+        """Until no call has come for ``idle_s``."""
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         self._called_s = max(self._called_s, begun_s)
-        while (left_s := self._called_s + self.settings.quiet_s - loop.time()) > 0:
+        while (left_s := self._called_s + self.settings.idle_s - loop.time()) > 0:
             if loop.time() - begun_s > self.settings.drain_s:
                 return
             await asyncio.sleep(left_s)

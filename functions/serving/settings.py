@@ -50,7 +50,7 @@ class FunctionSettings:
     port: int = 8080
     max_inflight: int = 0
     write_timeout_s: float = 30.0
-    quiet_s: float = 5.0
+    idle_s: float = 5.0
     """Containers: after SIGTERM the function stays until no call has come for this long (``smoe_quiet``)."""
     max_functions: int = 0
     live_settings: Path | None = None
@@ -133,7 +133,7 @@ def from_environment(environ: Mapping[str, str], *, later: bool = False) -> Func
         port=_whole(environ, "port", 8080),
         max_inflight=_whole(environ, "max_inflight", 0),
         write_timeout_s=duration_s("write_timeout", environ.get("write_timeout", "30s")),
-        quiet_s=duration_s("smoe_quiet", environ.get("smoe_quiet", "5s")),
+        idle_s=duration_s("smoe_quiet", environ.get("smoe_quiet", "5s")),
         max_functions=_whole(environ, "smoe_max_functions", 0),
         live_settings=Path(live) if live else None,
         live_period_s=duration_s("smoe_live_period", environ.get("smoe_live_period", "0s")),

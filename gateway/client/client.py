@@ -177,10 +177,10 @@ def _by_name(snapshot: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
 
 def _reasons(functions: list[dict[str, Any]]) -> str:
     """What a platform reports of replicas that are not ready, one replica for each kind of function and reason."""
-    found: dict[tuple[str, str], str] = {}
+    first_problems: dict[tuple[str, str], str] = {}
     for function in functions:
         nodes = (function.get("labels") or {}).get(NODES_LABEL, "")
         for problem in function.get("problems") or ():
             _, _, reason = problem.partition(": ")
-            found.setdefault((nodes.partition("-")[0], reason.partition(":")[0]), problem)
-    return "; ".join(found.values())
+            first_problems.setdefault((nodes.partition("-")[0], reason.partition(":")[0]), problem)
+    return "; ".join(first_problems.values())

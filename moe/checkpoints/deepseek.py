@@ -90,7 +90,7 @@ class DeepseekReader(RopeReader):
     def _halves(self, rows: Tensor) -> Tensor:
         """``rows [H, …, d]`` with the turning numbers, the last of each head, in halves in place of pairs side by side.
 
-        Queries and keys change alike, so their products stay.
+        Queries and keys change the same way, so their products stay.
         """
         if not self.interleaved:
             return rows

@@ -96,10 +96,10 @@ class FolderSource:
         self._read.add(name)
         try:
             stored = self._reader(self._files[name], self._open).get_slice(name)
-            found = tuple(stored.get_shape())
-            if found != shape:
+            stored_shape = tuple(stored.get_shape())
+            if stored_shape != shape:
                 raise CheckpointError(
-                    f"{self.folder}: tensor {name!r} has shape {list(found)}, config.json implies {list(shape)}."
+                    f"{self.folder}: tensor {name!r} has shape {list(stored_shape)}, config.json implies {list(shape)}."
                 )
             tensor: Tensor = stored[:] if row is None else stored[row]
         except SafetensorError as error:

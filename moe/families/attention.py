@@ -79,10 +79,10 @@ def attend_causally(
     mask = None
     if count > 1 and (start or narrow or sinks is not None):
         place = torch.arange(start, start + count, device=q.device)[:, None]  # [t, 1]
-        seen = torch.arange(first, start + count, device=q.device)  # [S]
-        mask = seen <= place  # [t, S]
+        keys = torch.arange(first, start + count, device=q.device)  # [S]
+        mask = keys <= place  # [t, S]
         if window is not None:
-            mask &= seen > place - window
+            mask &= keys > place - window
     if sinks is not None:
         scale = scale or q.shape[-1] ** -0.5
         q, k, v = _with_sinks(q, k, v, sinks / scale)

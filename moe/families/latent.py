@@ -20,7 +20,7 @@ from moe.families.packing import Packing
 from moe.families.weights import Weights
 
 INNER_EPS = 1e-6
-"""Of the norms of compressed queries and of latents, whatever the model's other norms have."""
+"""Epsilon of the norms of compressed queries and of latents, whatever the model's other norms have."""
 
 
 @dataclass(frozen=True, slots=True)

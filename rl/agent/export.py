@@ -71,7 +71,7 @@ def load(path: Path) -> SisoActor:
 
 
 def fill(path: Path, network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Put the file's tensors into ``network``. Raises NetworkError where they are not its own."""
+    """Put the file's tensors [as the parameters] into ``network``. Raises NetworkError where they are not its own."""
     wanted = network.state_dict()
     wrong = sorted(set(wanted) ^ set(tensors))
     if wrong:
@@ -121,7 +121,7 @@ def _difference(kind: str, stored: list[str], names: list[str]) -> str:
 
 
 def read(path: Path, file_format: str = FORMAT) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """(header, tensors) of an actor's file. Raises NetworkError."""
+    """(header, tensors by name, each [as its parameter]) of an actor's file. Raises NetworkError."""
     if not path.is_file():
         raise NetworkError(f"{path} is not there; it is the file of a trained actor")
     try:

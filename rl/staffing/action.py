@@ -27,7 +27,7 @@ class Axis:
     log: bool = False
 
     def value(self, action: Floats | Actions) -> Floats:
-        """``action`` within -1 and 1, any shape → values of the same shape."""
+        """``action`` [..] within -1 and 1 → values [..]."""
         part = (np.clip(np.asarray(action, dtype=np.float64), -1.0, 1.0) + 1) / 2
         if self.log:
             return np.asarray(self.low * (self.high / self.low) ** part)

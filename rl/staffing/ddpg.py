@@ -78,7 +78,7 @@ class OutcomeBuffer(DictReplayBuffer):
         super().add(*args, **kwargs)
 
     def ranges(self) -> Ranges:
-        """Of the features of all windows held."""
+        """Ranges of the features of all windows held."""
         layers, width = self.experts
         none = np.zeros((layers, width, 4), dtype=np.int16)
         rows = {
@@ -107,16 +107,16 @@ class SharedNoise(ActionNoise):
         super().__init__()
         self._shape, self._deviations, self._rng = (layers, width), deviations, np.random.default_rng(seed)
         self.share = 1.0
-        """Of the deviations; lowered as a run goes on."""
+        """Share of the deviations; lowered as a run goes on."""
 
     def __call__(self) -> NDArray[np.float32]:
         layers, width = self._shape
-        whole, layer, own = (self.share * deviation for deviation in self._deviations)
+        whole, layer, single = (self.share * deviation for deviation in self._deviations)
         noise = np.zeros((layers, width, NUMBERS + 1), dtype=np.float32)
         noise[..., :-1] = (
             self._rng.normal(0, whole, NUMBERS)
             + self._rng.normal(0, layer, (layers, 1, NUMBERS))
-            + self._rng.normal(0, own, (layers, width, NUMBERS))
+            + self._rng.normal(0, single, (layers, width, NUMBERS))
         )
         return noise.ravel()
 

@@ -47,7 +47,7 @@ def _kind(workload: str, world: World, relative_slo: float) -> PaperKind:
 
 
 def works(settings: HourSettings, split: Split, seed: int, data: Path | None) -> Iterator[Work]:
-    """Of hours that the cluster can serve, without end. Raises TrainingError where it serves none of many."""
+    """Episodes of hours that the cluster can serve, without end. Raises TrainingError where it serves none of many."""
     refused, kind = 0, settings.kind
     clips = training_clips(
         (settings.workload,), settings.patterns, seed=seed, split=split, mean_rps=settings.mean_rps,

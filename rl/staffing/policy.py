@@ -85,7 +85,8 @@ def proposal(
     room: Floats32 | None,
     memory: Memory,
 ) -> Proposal:
-    """What is asked for, each with the six numbers as the reason."""
+    """What is asked for, each with the six numbers as the reason. ``actions`` [experts, numbers], ``priority``
+    [experts], ``room`` [cores, MiB, tenths of a GPU]."""
     desired: Mapping[str, Configuration] = staffing.desired(
         observation, actions, priority, None if room is None else Resources(*map(float, room))
     )

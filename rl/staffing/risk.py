@@ -21,11 +21,11 @@ class RiskSettings(Checked):
 
     title = "risk"
     weight: Positive = 8.0
-    """Of a window over λ."""
+    """Cost of a window over λ."""
     begin: PositiveShare = 0.85
     """Part of λ from which it rises; ``weight`` is reached as far above λ."""
     slope: Annotated[float, Field(ge=0, lt=1e3)] = 2.0
-    """Of an excess beyond that, in λ."""
+    """Slope of the cost of an excess beyond that, in λ."""
     most: Positive = 3.0
     """Excess beyond which it costs no more, in λ."""
 

@@ -46,7 +46,7 @@ class StaffingSettings:
     train_hours: int = 80
     validation_rates: tuple[float, ...] = (20.0, 80.0)
     validation_hours: int = 2
-    """Of every pattern at every rate."""
+    """Hours of every pattern at every rate."""
     envs: int = 8
     windows: int = 20_000
     buffer: int = 20_000
@@ -97,7 +97,7 @@ class Judge:
         ]
 
     def judge(self, decide: Callable[[dict[str, Any]], np.ndarray[Any, Any]]) -> list[Judged]:
-        """All hours side by side, without noise. ``decide``: observations → actions, both with a row an hour."""
+        """All hours side by side, without noise. ``decide``: observations [hours, ..] → actions [hours, ..]."""
         envs = [StaffingEnv(iter([episode(self.settings.hours, work)] * 2)) for work in self.hours]
         rows = [env.reset()[0] for env in envs]
         costs, over = [list[float]() for _ in envs], [list[bool]() for _ in envs]

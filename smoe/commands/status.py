@@ -73,7 +73,7 @@ def status(state: Path, gateway_url: str | None, password_file: Path | None, ver
 
 
 def _samples(client: GatewayClient) -> list[Samples]:
-    """Of every target; none where the gateway names none, as OpenFaaS's own does not."""
+    """Samples of every target; none where the gateway names none, as OpenFaaS's own does not."""
     return ScrapeSource(client.url, client.auth).latest(time.time())
 
 
@@ -90,13 +90,13 @@ def work_of(functions: Functions, *samples: Samples) -> dict[str, Work]:
         elif name in (f"{ingress.NODE_CALL_SECONDS}_bucket", f"{ingress.REQUEST_SECONDS}_bucket"):
             bound = float(labels["le"])
             work.buckets[bound] = work.buckets.get(bound, 0.0) + value
-    found = {}
+    work_by_name = {}
     for function in functions:
         keys = [(_pipeline(function), node) for node in _nodes(function)]
         parts = [by_node[key] for key in keys if key in by_node]
         if parts:
-            found[function["name"]] = _sum(parts)
-    return found
+            work_by_name[function["name"]] = _sum(parts)
+    return work_by_name
 
 
 def _sum(parts: Iterable[Work]) -> Work:

@@ -18,7 +18,7 @@ from platform_words.live import Live
 from platform_words.resources import GPU, GPU_TENTHS, MPS_MEMORY, MPS_PERCENTAGE, RESIZED, same_quantity
 
 IN_FORCE = "inForce"
-"""Of a pod as it is kept: limits by container where they are not those of its spec (yet)."""
+"""What is kept of a pod: limits by container where they are not those of its spec (yet)."""
 
 
 @dataclass(frozen=True)

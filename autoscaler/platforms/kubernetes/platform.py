@@ -173,8 +173,8 @@ class KubernetesPlatform:
     def in_force(self) -> Mapping[str, Configuration]:
         """What runs of functions whose replicas have not all been brought to their limits, as read last; of replicas
         that differ the most of each limit."""
-        found = ((name, self._known.deployment(name), self._known.pods(name)) for name in self._known.unsettled())
-        running = {name: d.in_force(deployment, pods) for name, deployment, pods in found if deployment is not None}
+        unsettled = ((name, self._known.deployment(name), self._known.pods(name)) for name in self._known.unsettled())
+        running = {name: d.in_force(deployment, pods) for name, deployment, pods in unsettled if deployment is not None}
         return {name: configuration for name, configuration in running.items() if configuration is not None}
 
     def keep(self) -> None:

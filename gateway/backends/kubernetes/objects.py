@@ -143,8 +143,8 @@ def metadata(spec: FunctionSpec) -> dict[str, dict[str, str]]:
 
 def _metadata(spec: FunctionSpec, settings: KubernetesSettings) -> dict[str, dict[str, str]]:
     """Also by which of the gateway's settings the template was made."""
-    found = metadata(spec)
-    return {**found, "annotations": {**found["annotations"], MADE_BY: settings.shaping()}}
+    described = metadata(spec)
+    return {**described, "annotations": {**described["annotations"], MADE_BY: settings.shaping()}}
 
 
 def made_by(document: Object, settings: KubernetesSettings) -> bool:

@@ -52,14 +52,14 @@ def restarts(pods: Iterable[Object]) -> int:
 def problems(pods: Iterable[Object]) -> tuple[str, ...]:
     """What keeps pods from being ready, one pod of each reason: no node, no image, a container that ends again and
     again."""
-    found: dict[str, str] = {}
+    by_reason: dict[str, str] = {}
     for pod in pods:
         if leaving(pod) or is_ready(pod):
             continue
         for reason, message in _reasons(pod):
             words = f"{reason}: {' '.join(message.split())[:300]}" if message else reason
-            found.setdefault(reason, f"{pod['metadata']['name']}: {words}")
-    return tuple(found.values())
+            by_reason.setdefault(reason, f"{pod['metadata']['name']}: {words}")
+    return tuple(by_reason.values())
 
 
 def _reasons(pod: Object) -> Iterator[tuple[str, str]]:

@@ -119,16 +119,16 @@ class Space:
     async def update(self, spec: FunctionSpec) -> None:
         objects.check(spec)
         pull = await self._secrets.pull_secrets(spec)
-        before, alike = await self._present(spec)
+        before, same_shape = await self._present(spec)
         for _ in range(self._settings.tries):
-            if not alike or not self._lives_on(before, spec):
+            if not same_shape or not self._lives_on(before, spec):
                 break
             if await self._functions.change_metadata(spec, before):
                 if await self._keeper.keep(spec.name, live_of(spec), self._pods_of(spec.name)):
                     return
                 log.info("function %s: its pods cannot be resized where they are, so they are replaced", spec.key)
                 break
-            before, alike = await self._present(spec)
+            before, same_shape = await self._present(spec)
         await self._functions.roll_out(spec, pull)
         places = parse_placement(spec)
         if places and places != parse_placement(before):
@@ -204,7 +204,7 @@ class Space:
         return state
 
     async def _present(self, spec: FunctionSpec) -> tuple[FunctionSpec, bool]:
-        """The function as the API server has it now, and whether this gateway's settings would shape it alike. Raises
+        """The function as the API server has it now, and whether this gateway's settings would shape it so. Raises
         NotFoundError."""
         document = await self._functions.read(spec.name)
         spec_there = None if document is None else objects.spec_of(document, self.name)

@@ -73,8 +73,8 @@ class Templates:
     async def _same_template(self, name: str, document: Object) -> bool:
         """Give the ReplicaSet whose pods run the Deployment's resources; whether that changed one."""
         uid = document["metadata"]["uid"]
-        found = await self._api.get(self._replica_sets, {"labelSelector": f"{FUNCTION_LABEL}={name}"})
-        owned = [one for one in found.get("items") or () if _owner(one) == uid and one["spec"].get("replicas", 1)]
+        listed = await self._api.get(self._replica_sets, {"labelSelector": f"{FUNCTION_LABEL}={name}"})
+        owned = [one for one in listed.get("items") or () if _owner(one) == uid and one["spec"].get("replicas", 1)]
         wanted = _container(document, name).get("resources") or {}
         differing = [one for one in owned if (_container(one, name).get("resources") or {}) != wanted]
         if len(owned) != 1 or not differing:
@@ -102,9 +102,9 @@ def starts_with_enough(document: Object, live: Live) -> bool:
 def settled(document: Object, *, paused: bool = False) -> bool:
     """Whether the deployment controller has seen this form, and all pods are of its template."""
     status, wanted = document.get("status") or {}, document["spec"].get("replicas", 1)
-    seen = status.get("observedGeneration") == document["metadata"].get("generation")
+    is_observed = status.get("observedGeneration") == document["metadata"].get("generation")
     updated, there = status.get("updatedReplicas", 0), status.get("replicas", 0)
-    return bool(document["spec"].get("paused")) == paused and seen and updated == there == wanted
+    return bool(document["spec"].get("paused")) == paused and is_observed and updated == there == wanted
 
 
 def _differs(pod: Object, name: str, live: Live) -> bool:

@@ -20,7 +20,7 @@ WATCHDOG_ENTRY = f"{WATCHDOG_MODULE}:main"
 MAX_ENVIRONMENT_BYTES = 96 * 1024
 _PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ")
 _PASSED_ON_OWN = ("HOME", "TMPDIR")
-"""Of use to the gateway's user only."""
+"""These are of use to the gateway's user only."""
 _LIVE_KEYS = ("max_inflight",)
 _RESERVED = ("port",)
 

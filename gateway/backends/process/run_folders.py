@@ -1,7 +1,7 @@
 """What a function's processes read while they run: secrets, live settings and the key that their callers show, in a
 folder that only they enter.
 
-The folders are in memory, beside the state folder and not below it, since a function that is a command has a user of
+The folders are in memory, next to the state folder and not below it, since a function that is a command has a user of
 its own, who may not enter the state folder. They end with the gateway.
 """
 

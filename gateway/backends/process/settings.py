@@ -36,7 +36,7 @@ class ProcessSettings:
     command_users: bool = True
     """Functions that are a command have an unprivileged user of their own, where this process may become one."""
     caller_keys: bool = True
-    """Workers take calls of the gateway and its ingresses only, which show a key made anew at each start."""
+    """Workers take calls of the gateway and its ingresses only, which show a key made at each start."""
     preload: tuple[str, ...] = ()
     """Modules the warm parent imports besides those of ``images``."""
     inject_env: EnvironmentSource = field(default_factory=dict)

@@ -213,7 +213,7 @@ async def test_drain_answers_what_is_in_flight_and_then_closes(start: Any) -> No
 
 async def test_drain_stays_until_no_call_has_come_for_a_while(start: Any) -> None:
     """Behind a watchdog, which goes on sending after it has passed on the signal."""
-    running = await start(echo(), quiet_s=0.3)
+    running = await start(echo(), idle_s=0.3)
     drain = asyncio.ensure_future(running.server.drain())
     for _ in range(3):
         await asyncio.sleep(0.15)
@@ -227,7 +227,7 @@ async def test_drain_stays_until_no_call_has_come_for_a_while(start: Any) -> Non
 
 
 async def test_drain_does_not_stay_longer_than_its_time_however_many_calls_come(start: Any) -> None:
-    running = await start(echo(), quiet_s=0.1, drain_s=0.2)
+    running = await start(echo(), idle_s=0.1, drain_s=0.2)
     drain = asyncio.ensure_future(running.server.drain())
     async with asyncio.timeout(100):
         while not drain.done():
