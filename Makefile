@@ -7,7 +7,7 @@ export OMP_NUM_THREADS := 1
 # Without compiled files every process of every test compiles the tree anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test test-fast test-cluster test-clients lint format type imports bench notebooks docs clean
+.PHONY: help setup run test test-fast test-cluster test-clients lint format type imports bench dist notebooks docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -69,6 +69,11 @@ test-clients: $(CLIENTS)/.installed  ## clients of the /v1 API that people own, 
 bench: setup  ## the benchmarks that end within minutes, one after the other
 	for name in parity pipeline cold_start gateway faults simulator bound decision aebs placement; do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
+dist: setup  ## the wheel and the source distribution in dist/; the wheel is built from the latter
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist . >/dev/null
+	@ls -l dist
+
 notebooks: setup  ## run all notebooks again from the stored results (about a minute)
 	$(BIN)/python -m notebooks.execute
 
@@ -80,4 +85,4 @@ $(VENV)/.docs: pyproject.toml constraints.txt
 	@touch $@
 
 clean:  ## remove what a run leaves behind (not the virtual environment)
-	rm -rf out site .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf out site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

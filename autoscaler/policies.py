@@ -1,15 +1,18 @@
 """Policies by name: what ``--policy`` takes, and how each is built from settings and files.
 
-A policy that is not of this package is named ``MODULE:MAKER``; the maker is called with :class:`Making` and returns a
-policy. So learnt policies and optimisers plug in without the controller knowing them.
+A policy that is not of this package is named ``MODULE:MAKER`` or ``FILE.py:MAKER``; the maker is called with
+:class:`Making` and returns a policy. So learnt policies and optimisers plug in without the controller knowing them.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from autoscaler.checked import Checked, from_table, read_toml
@@ -140,16 +143,34 @@ def _named(making: Making) -> Policy:
     if name in MAKERS:
         making.refuse_unwanted_settings()
         return MAKERS[name](making)
-    module, _, attribute = ELSEWHERE.get(name, name).partition(":")
-    try:
-        maker: Maker = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise SettingsError(f"policy is {name!r}, which cannot be loaded: {error}") from error
-    policy = maker(making)
+    policy = _maker(name)(making)
     others = making.kinds - {"expert"}
     if name not in ELSEWHERE or not others:
         return policy
     return ScaledTogetherPolicy(policy, HpaPolicy(replace(hpa_settings(making), kinds=others)))
+
+
+def _maker(name: str) -> Maker:
+    """Of a policy that is not of this package. Raises SettingsError, whatever its file raises."""
+    module, _, attribute = ELSEWHERE.get(name, name).rpartition(":")
+    try:
+        loaded = _file(Path(module)) if module.endswith(".py") else importlib.import_module(module)
+        maker: Maker = getattr(loaded, attribute)
+    except Exception as error:
+        raise SettingsError(f"policy is {name!r}, which cannot be loaded: {type(error).__name__}: {error}") from error
+    return maker
+
+
+def _file(path: Path) -> ModuleType:
+    """A Python file as a module under its own path's name; the file's folder is not put on the import path."""
+    name = f"policy_of_{path.resolve()}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
 
 
 def _static(making: Making) -> Policy:

@@ -19,7 +19,7 @@ POLICY_NAMES = (
     "static", "hpa", "tuned-hpa", "openfaas", "kpa", "keda", "apa", "slo-aware", "elasticmoe", "serverlessmoe",
     "constant", "constant-per-layer", "constant-per-expert",
 )  # fmt: skip
-"""Policies of this package (``docs/policies.md``); any other is named ``MODULE:MAKER``."""
+"""Policies of this package (``docs/policies.md``); any other is named ``MODULE:MAKER`` or ``FILE.py:MAKER``."""
 ELSEWHERE = {
     "smoe": "rl.agent.policy:make",
     "last-window": "evaluation.bound.last_window:make",
@@ -54,7 +54,7 @@ class ControllerSettings(Checked):
     """The pipeline's folder; only ``pipeline.json`` is read. [default: the state folder's]"""
     policy: Annotated[str, Flag(metavar="NAME")] = "hpa"
     """static, hpa, tuned-hpa, openfaas, kpa, keda, apa, slo-aware, elasticmoe, serverlessmoe, smoe, last-window,
-    faasconf, janus, staffing, staffing-learnt, or MODULE:MAKER (docs/policies.md)."""
+    faasconf, janus, staffing, staffing-learnt, MODULE:MAKER or FILE.py:MAKER (docs/own-policy.md)."""
     policy_settings: Annotated[Path | Mapping[str, Any] | None, Flag(file=True)] = None
     """TOML file with the policy's own settings (or the table that it would hold), and HPA's in [hpa] where it scales
     what another policy leaves alone or takes over from it; static and serverlessmoe have none."""
@@ -148,7 +148,7 @@ class ControllerSettings(Checked):
         home = self.kubernetes_namespace in (None, self.namespace) or self.namespace == NAMESPACE
         return (
             ("stalled_s", self.stalled_s is None or self.stalled_s > self.interval_s, f"above {self.interval_s}"),
-            ("policy", is_policy(self.policy), f"one of {', '.join(SHORT_NAMES)}, or MODULE:MAKER"),
+            ("policy", is_policy(self.policy), f"one of {', '.join(SHORT_NAMES)}, MODULE:MAKER or FILE.py:MAKER"),
             ("plan", self.plan is not None or not stored, f"a file, for {self.policy} runs a stored plan"),
             ("gateway_url", _is_url(self.gateway_url), "an http or https address"),
             ("prometheus_url", self.prometheus_url is None or _is_url(self.prometheus_url), "an http address"),
@@ -169,10 +169,12 @@ def _is_url(text: str) -> bool:
 
 
 def is_policy(name: str) -> bool:
-    """Whether this is a policy's name or has the form ``MODULE:MAKER``."""
-    module, colon, maker = name.partition(":")
+    """Whether this is a policy's name or has the form ``MODULE:MAKER`` or ``FILE.py:MAKER``."""
+    module, colon, maker = name.rpartition(":")
     return name in SHORT_NAMES or (
-        bool(colon) and maker.isidentifier() and all(map(str.isidentifier, module.split(".")))
+        bool(colon)
+        and maker.isidentifier()
+        and (module.endswith(".py") or all(map(str.isidentifier, module.split("."))))
     )
 
 

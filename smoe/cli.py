@@ -19,6 +19,7 @@ COMMANDS = {
     "run": LazyCommand(
         "smoe.commands.demo", "run", "the main job: pipeline, bursty trace, controller, live view, report", EVERY_DAY
     ),
+    "demo": LazyCommand("smoe.commands.demo", "demo", "the main job in short: a minute, no options needed", EVERY_DAY),
     "up": LazyCommand("smoe.commands.service", "up", "start the gateway and deploy a pipeline", EVERY_DAY),
     "down": LazyCommand("smoe.commands.service", "down", "stop the gateway and every function", EVERY_DAY),
     "status": LazyCommand("smoe.commands.status", "status", "functions, replicas, limits, usage", EVERY_DAY),

@@ -119,7 +119,7 @@ class Grid:
         bad = [policy for policy in self.policies if not is_policy(without_burst(policy))]
         if bad or not self.policies or len(set(self.policies)) < len(self.policies):
             raise EvaluationError(
-                f"policies are {', '.join(SHORT_NAMES)} or MODULE:MAKER, each once, also with "
+                f"policies are {', '.join(SHORT_NAMES)}, MODULE:MAKER or FILE.py:MAKER, each once, also with "
                 f"{BURST_SUFFIX}; got {', '.join(self.policies)!r}"
             )
         if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
@@ -203,6 +203,7 @@ class Grid:
         sheet = json.dumps(asdict(self.prices or sheet_of_workload), sort_keys=True)
         return {
             "code_sha256": code_sha256(RUN, *maker_modules(policy)),
+            **maker_file(policy),
             "prices_sha256": hashlib.sha256(sheet.encode()).hexdigest(),
         }
 
@@ -245,8 +246,19 @@ class Grid:
 def maker_modules(policy: str) -> list[str]:
     """The module of a policy's maker where it is loaded by name: no import leads there."""
     policy = without_burst(policy)
-    module, colon, _ = ELSEWHERE.get(policy, policy).partition(":")
-    return [module] if colon else []
+    module, colon, _ = ELSEWHERE.get(policy, policy).rpartition(":")
+    return [module] if colon and not module.endswith(".py") else []
+
+
+def maker_file(policy: str) -> dict[str, str]:
+    """The digest of a ``FILE.py:MAKER``'s file, so that results of another text of it are not taken for its own."""
+    file, _, _ = without_burst(policy).rpartition(":")
+    if not file.endswith(".py"):
+        return {}
+    try:
+        return {"policy_file_sha256": hashlib.sha256(Path(file).read_bytes()).hexdigest()}
+    except OSError as error:
+        raise EvaluationError(f"policy is {policy!r}, which cannot be loaded: {error}") from error
 
 
 def without_burst(policy: str) -> str:

@@ -41,8 +41,8 @@ class CompareSettings(GridSettings):
     patterns: Annotated[tuple[str, ...], Flag(allowed=REPLAYED_PATTERNS)] = ("normal", "bursty", "diurnal")
     """Hours of these patterns are replayed."""
     policies: tuple[str, ...] = (ALL,)
-    """Names (docs/policies.md), MODULE:MAKER, and with +burst at the end the same with standbys; all: the opponents
-    of the short setting, so all,mine:make adds yours."""
+    """Names (docs/policies.md), MODULE:MAKER, FILE.py:MAKER, and with +burst at the end the same with standbys; all:
+    the opponents of the short setting, so all,mine.py:make adds yours."""
     out: Path = Path("out/compare")
     """Folder of the results; what is there is not computed again."""
     seconds: Annotated[float | None, Field(ge=10, le=86400)] = 600.0

@@ -98,7 +98,28 @@ def run(**options: Any) -> None:
 
     Experts have one configured core each, which the busiest minutes overload: first the run shows what the prompts meet
     without scaling, then the same prompts with the controller at work."""
-    settings = RunSettings(**options)
+    _run(RunSettings(**options))
+
+
+@click.command()
+@click.option("--seconds", type=click.FloatRange(min=10), default=20.0, show_default=True, help="Length of the replay.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("smoe-demo"),
+    show_default=True,
+    help="Folder of the report; what it needs to run goes into OUT/state.",
+)
+def demo(seconds: float, out: Path) -> None:
+    """The main job in short: the default pipeline up, checked against the whole model, a replay under the controller,
+    a report. `smoe run` compares with the pipeline as deployed, too, and takes all options."""
+    _run(RunSettings(pipeline="minilm", state=out / "state", data=None, out=out, seconds=seconds, baseline=False))
+    click.echo(
+        "next        smoe run (longer, and compared with no scaling), or step by step: smoe up, smoe top, smoe down"
+    )
+
+
+def _run(settings: RunSettings) -> None:
     console = Console()
     hour, chosen = _hour(settings), _prompts(settings)
     gateway = lifecycle.GatewaySettings(settings.state, port=0, metrics_port=0, cpu_scale=settings.cpu_scale)
@@ -113,7 +134,8 @@ def run(**options: Any) -> None:
             f"[bold]{manifest.name}[/]: {len(manifest.nodes) + 1} functions ready at {client.url} "
             f"after {time.monotonic() - begun_s:.1f} s"
         )
-        parity = compare_with_whole_model(client, manifest.name, directory, chosen.choose(8, settings.seed))
+        with console.status("comparing answers with the whole model's"):
+            parity = compare_with_whole_model(client, manifest.name, directory, chosen.choose(8, settings.seed))
         console.print(_parity_line(parity))
         calling = chosen.choose(CALLERS, settings.seed)
         mean_rps = settings.mean_rps or _overload(client, manifest, settings, hour, calling, console)

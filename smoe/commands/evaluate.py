@@ -59,7 +59,7 @@ class GridSettings(Checked):
     tokens: Annotated[tuple[int, ...], Flag("--input-sizes")] = (0,)
     """Mean tokens of a request; 0: the workload's."""
     policies: tuple[str, ...] = ("static", "hpa", "kpa", "keda", "elasticmoe", "openfaas")
-    """Names (docs/policies.md), or MODULE:MAKER."""
+    """Names (docs/policies.md), MODULE:MAKER or FILE.py:MAKER (docs/own-policy.md)."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Each chooses clip, lengths, routing and noise."""
     out: Path = Path("out/evaluation")

@@ -1,0 +1,104 @@
+"""The wheel in an environment of its own: ``smoe demo`` runs, and no file of the source tree is read."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+PACKAGES = Path(sysconfig.get_paths()["purelib"])
+WATCH = """
+import os, sys
+
+def watch(event, given):
+    if event == "open" and isinstance(given[0], (str, bytes, os.PathLike)):
+        path = os.path.abspath(os.fsdecode(given[0]))
+        if path.startswith({root!r} + "/") and not path.startswith(({venv!r}, {packages!r})):
+            with open({log!r}, "a") as log:
+                log.write(path + chr(10))
+
+sys.addaudithook(watch)
+"""
+"""Every process of the environment begins with it (sitecustomize): what it opens of the source tree is written down."""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The environment's folder of programs, and the list of what was opened of the source tree.
+
+    Packages that the project needs come from this test's environment through a .pth file. That folder's own .pth files,
+    and so an editable installation of this tree, are not read.
+    """
+    folder = tmp_path_factory.mktemp("wheel")
+    _done([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder / "dist"), str(ROOT)], folder)
+    (wheel,) = (folder / "dist").glob("smoe-*.whl")
+    assert len(list((folder / "dist").glob("smoe-*.tar.gz"))) == 1
+    venv = folder / "venv"
+    _done([sys.executable, "-m", "venv", "--without-pip", str(venv)], folder)
+    python = venv / "bin" / "python"
+    _done([sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", str(wheel)], folder)
+    (own,) = venv.glob("lib/python*/site-packages")
+    (own / "needed.pth").write_text(f"{PACKAGES}\n")
+    opened = folder / "opened"
+    watch = WATCH.format(root=str(ROOT), venv=str(ROOT / ".venv"), packages=str(PACKAGES), log=str(opened))
+    (own / "sitecustomize.py").write_text(watch)
+    return venv / "bin", opened
+
+
+def _done(command: list[str], folder: Path, timeout_s: float = 600) -> str:
+    environment = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "HOME": str(folder), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout_s)
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    return ended.stdout
+
+
+def test_demo_runs_from_the_wheel_alone(installed: tuple[Path, Path], tmp_path: Path) -> None:
+    programs, opened = installed
+    printed = _done([str(programs / "smoe"), "demo", "--seconds", "10"], tmp_path)
+    assert "equal the whole model's" in printed
+    numbers = json.loads((tmp_path / "smoe-demo" / "report.json").read_text())
+    assert numbers["requests"]["answered"] > 0
+    assert (tmp_path / "smoe-demo" / "report.html").stat().st_size > 10_000
+    assert not opened.exists(), opened.read_text()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["traces", "list"],
+        ["pipeline", "stack", "minilm"],
+    ],
+    ids=lambda command: " ".join(command[:2]),
+)
+def test_commands_that_read_packaged_data_run_from_the_wheel(
+    installed: tuple[Path, Path], command: list[str], tmp_path: Path
+) -> None:
+    programs, opened = installed
+    _done([str(programs / "smoe"), *command], tmp_path)
+    assert not opened.exists(), opened.read_text()
+
+
+def test_every_module_of_the_wheel_is_its_own(installed: tuple[Path, Path], tmp_path: Path) -> None:
+    programs, _ = installed
+    rooms = (
+        "moe",
+        "functions",
+        "gateway",
+        "autoscaler",
+        "placement",
+        "simulation",
+        "evaluation",
+        "rl",
+        "traces",
+        "smoe",
+    )
+    code = f"import importlib; [print(importlib.import_module(room).__file__) for room in {rooms!r}]"
+    files = _done([str(programs / "python"), "-c", code], tmp_path).split()
+    assert len(files) == len(rooms)
+    assert all(Path(file).is_relative_to(programs.parent) for file in files)
