@@ -54,7 +54,7 @@ PRESETS: dict[str, Preset] = {
     preset.name: preset
     for preset in (
         Preset("minilm", "minilm", 4, 2),
-        Preset("smollm2", "smollm2", 4, 4, tuple(range(2, 30, 3))),
+        Preset("smollm2", "smollm2", 4, 2, (7, 9, 11, 12, 13, 14, 15, 17, 18, 26)),
         Preset("bert-4", "bert", 4, 2),
         Preset("bert-6", "bert", 6, 2),
         Preset("bert-8", "bert", 8, 2),

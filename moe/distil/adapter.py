@@ -19,7 +19,7 @@ from torch import Tensor
 from moe.convert import ADAPTER_VERSION
 from moe.errors import CheckpointError
 
-MAX_BYTES = 3_000_000
+MAX_BYTES = 6_000_000
 """An adapter is a small file next to a big checkpoint; a larger one is refused when written."""
 
 

@@ -79,17 +79,18 @@ def gather(folder: Path | None = None, system: Path = SYSTEM) -> Texts:
     return Texts(training, held_out, foreign, sources)
 
 
-def divide(documents: Iterable[Document]) -> tuple[list[str], list[str]]:
-    """Training and held-out texts; a text that occurs again is used once, on the side of its first document."""
+def divide(documents: Iterable[Document], *, plain: bool = True) -> tuple[list[str], list[str]]:
+    """Training and held-out texts; a text that occurs again is used once, on the side of its first document. ``plain``:
+    white space is written as single blanks."""
     sides: tuple[list[str], list[str]] = ([], [])
     texts_before: set[str] = set()
     for title, texts in documents:
         side = sides[is_held_out(title)]
         for text in texts:
-            plain = " ".join(text.split())
-            if len(plain) >= 16 and plain not in texts_before:
-                texts_before.add(plain)
-                side.append(plain)
+            taken = " ".join(text.split()) if plain else text
+            if len(taken) >= 16 and taken not in texts_before:
+                texts_before.add(taken)
+                side.append(taken)
     return sides
 
 

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from safetensors import safe_open
 
+from moe.dense import load_adapter
+from moe.distil.decode import opened
+from moe.distil.perplexity import compare
+from moe.distil.prose import measured_texts
+from moe.distil.texts import default_folder
 from moe.errors import CheckpointError
-from moe.preset import PRESETS, preset_source, smollm2_file
+from moe.manifest import sha256_of
+from moe.preset import PRESETS, preset_adapter, preset_source, smollm2_file
 from moe.reference import WholeModel
 from moe.split import split
 
@@ -84,3 +93,31 @@ def test_the_file_is_the_one_that_the_documents_describe() -> None:
     assert (config["num_hidden_layers"], config["hidden_size"], config["num_key_value_heads"]) == (30, 576, 3)
     assert (config["rope_theta"], config["max_position_embeddings"], config["rms_norm_eps"]) == (1e5, 8192, 1e-5)
     assert config["tie_word_embeddings"] and (config["bos_token_id"], config["eos_token_id"]) == (1, 2)
+
+
+def test_the_committed_adapter_is_small_and_belongs_to_the_installed_file() -> None:
+    preset = PRESETS["smollm2"]
+    path = preset_adapter(preset, 4, 2, "neurons")
+    assert path is not None and path.stat().st_size <= 6_000_000
+    with safe_open(str(path), framework="pt") as file:
+        info = json.loads(file.metadata()["smoe"])
+    assert info["base_sha256"] == sha256_of(smollm2_file())
+    adapter = load_adapter(path)
+    assert (adapter.layers, adapter.experts, adapter.router.top_k) == (preset.layers, preset.experts, preset.top_k)
+    for place in range(len(adapter.layers or ())):
+        sizes = adapter.tensors[f"layers.{place}.groups"].long().add(1).bincount()  # shared, then each expert
+        assert int(sizes.sum()) == 1536 and len(set(sizes[1:].tolist())) == 1
+
+
+@pytest.mark.slow
+def test_the_sparse_model_is_nearly_as_good_as_the_dense_one_and_its_load_is_uneven(tmp_path: Path) -> None:
+    if default_folder() is None:
+        pytest.skip("needs the folder of prompts next to the project")
+    preset = PRESETS["smollm2"]
+    split(
+        preset_source(preset, None, None, 0), tmp_path / "p", "smollm2", adapter=preset_adapter(preset, 4, 2, "neurons")
+    )
+    dense, tokenizer, _ = opened(smollm2_file())
+    result = compare(tmp_path / "p", dense, tokenizer, measured_texts(), tokens=1024)
+    assert result["ratio"] <= 1.2  # few tokens; benchmarks.sparse_default has 1.117 on more
+    assert result["skew"] >= 1.3
