@@ -39,9 +39,9 @@ def error_answer(error: CallError) -> Reply:
 
 def not_served(method: str, path: str, served: Mapping[str, str]) -> FieldError:
     """The request names another path than those ``served``, or not the method of one."""
-    known = path in served
-    error = FieldError(f"there is no {method} {path}", code="method_not_allowed" if known else "unknown_url")
-    error.status, error.allow = (405, served[path]) if known else (404, "")
+    is_path = path in served
+    error = FieldError(f"there is no {method} {path}", code="method_not_allowed" if is_path else "unknown_url")
+    error.status, error.allow = (405, served[path]) if is_path else (404, "")
     return error
 
 
