@@ -34,6 +34,7 @@ RUN pip install --no-cache-dir ${PIP_OPTIONS} -r requirements.txt ${STORE_PACKAG
 
 COPY moe ./moe
 COPY functions ./functions
+COPY platform_words ./platform_words
 ARG PIPELINES=deploy/pipelines
 COPY ${PIPELINES} /var/smoe/pipelines
 

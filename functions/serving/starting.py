@@ -56,7 +56,9 @@ async def become_ready(
         try:
             provided = await loop.run_in_executor(None, lambda: provide(settings, progress, prove=True))
             application = build(provided)
-        except (SettingsError, MoeError, OSError) as error:
+        except Exception as error:
+            if not isinstance(error, SettingsError | MoeError | OSError):
+                log.exception("this function cannot be built")  # a fault of the image, which must be seen somewhere
             wait_s = waits_s[min(tries, len(waits_s) - 1)]
             tries += 1
             await asyncio.sleep(0)  # the last reason the thread reported comes before the error
