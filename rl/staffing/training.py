@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.noise import VectorizedActionNoise
 from stable_baselines3.common.vec_env import DummyVecEnv
 
@@ -27,6 +28,7 @@ from rl.staffing.export import save
 from rl.staffing.hours import HourSettings, episode, in_turn, works
 from rl.staffing.networks import StaffingActor
 from rl.staffing.risk import RiskSettings
+from rl.staffing.warm_start import clone, fill
 
 START = {"load": 0.5, "standbys": 4.0, "headroom": 1.0, "spare": 0.75, "hold_s": 3.0, "budget": 0.8}
 """What is decided before anything was learnt: settings that keep λ in most hours."""
@@ -47,16 +49,21 @@ class StaffingSettings:
     validation_rates: tuple[float, ...] = (20.0, 80.0)
     validation_hours: int = 2
     """Hours of every pattern at every rate."""
+    warm_hours: int = 40
+    """Training hours on which rules fill the replay first; 0: no warm start."""
+    clone_updates: int = 600
+    critic_updates: int = 1500
+    """Updates of the warm start."""
     envs: int = 8
     windows: int = 20_000
-    buffer: int = 20_000
+    buffer: int = 30_000
     batch: int = 64
     updates: int = 4
     """For each window of all environments."""
     critic_rate: float = 1e-3
     actor_rate: float = 1e-4
     """Learning rates."""
-    noise: tuple[float, float, float] = (0.4, 0.15, 0.2)
+    noise: tuple[float, float, float] = (0.25, 0.1, 0.15)
     """Deviations that all experts share, those of a layer, and each one's own."""
     final_noise: float = 0.4
     """Part of the noise at the end."""
@@ -190,6 +197,19 @@ def _env(settings: StaffingSettings, hours: Sequence[Work], seed: int) -> Staffi
     return StaffingEnv(in_turn(settings.hours, hours, seed), settings.risks)
 
 
+def warm_start(
+    model: StaffingDDPG, settings: StaffingSettings, hours: Sequence[Work], report: Callable[[str], object]
+) -> None:
+    """Rules on the first hours, the actor's clone of the best of each, and the critic's first updates."""
+    labels = fill(model, settings.hours, settings.risks, hours[: settings.warm_hours], settings.seed)
+    distance = clone(model, labels, settings.clone_updates, settings.batch)
+    report(f"cloned: {distance:.3f} from the best rule of an hour, mean square of numbers within -1 and 1")
+    actor_after, model.actor_after = model.actor_after, settings.critic_updates
+    model.set_logger(Logger(None, []))
+    model.train(settings.critic_updates, settings.batch)
+    model.actor_after = actor_after
+
+
 def train(
     settings: StaffingSettings, out: Path, data: Path | None, report: Callable[[str], object] = lambda line: None
 ) -> Learning:
@@ -232,5 +252,7 @@ def train(
     for group in model.actor.optimizer.param_groups:
         group["lr"] = settings.actor_rate
     learning = Learning(settings, judge, out, report)
+    if settings.warm_hours:
+        warm_start(model, settings, hours, report)
     model.learn(settings.windows, callback=learning, progress_bar=False, log_interval=50)
     return learning
