@@ -254,5 +254,6 @@ def train(
     learning = Learning(settings, judge, out, report)
     if settings.warm_hours:
         warm_start(model, settings, hours, report)
+    model.anchored()
     model.learn(settings.windows, callback=learning, progress_bar=False, log_interval=50)
     return learning

@@ -43,6 +43,8 @@ RULES: tuple[Mapping[str, float], ...] = tuple(
 """The cheapest that kept λ on single hours of smooth, diurnal, bursty and thin traffic in a search of 118 settings."""
 SPREAD = 0.08
 """Deviation of each expert's numbers from the rule's, so that the critic sees experts differ."""
+MOST = 0.85
+"""Largest number of a label: at the ends tanh has no gradient that could lead away again."""
 Lane = tuple[int, int]
 
 
@@ -81,7 +83,7 @@ def fill(
             _add(buffer, rows, following, steps)
             rows = following
         on_episodes(begin + width, len(lanes))
-    labels = np.stack([action_of(RULES[int(best)]) for best in rewards.argmax(1)])
+    labels = np.stack([action_of(RULES[int(best)]) for best in rewards.argmax(1)]).clip(-MOST, MOST)
     return np.asarray(labels[hour_of[: buffer.pos]])
 
 
