@@ -2,7 +2,7 @@
 
 A gradient alone does not lead from one rule to another that differs in all six numbers, such as from few replicas and
 many standbys to replicas for the whole load and none. The critic learns from all of these windows, the actor from the
-label: the rule whose reward over the hour was the highest, which a state's history of load has to tell.
+label: the rule with the highest reward over the hour, which has to follow from the history of load in a state.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SPREAD = 0.08
 """Deviation of each expert's numbers from the rule's, so that the critic sees experts differ."""
 MOST = 0.85
 """Largest number of a label: at the ends tanh has no gradient that could lead away again."""
-Lane = tuple[int, int]
+Pair = tuple[int, int]
 
 
 def fill(
@@ -61,12 +61,12 @@ def fill(
     buffer = model.replay_buffer
     assert isinstance(buffer, OutcomeBuffer)
     rng = np.random.default_rng((seed, 7))
-    lanes: list[Lane] = [(hour, rule) for hour in range(len(hours)) for rule in range(len(RULES))]
+    pairs: list[Pair] = [(hour, rule) for hour in range(len(hours)) for rule in range(len(RULES))]
     rewards = np.zeros((len(hours), len(RULES)))
     hour_of = np.zeros((buffer.buffer_size, buffer.n_envs), dtype=np.int64)
     width = buffer.n_envs
-    for begin in range(0, len(lanes) - len(lanes) % width, width):
-        taken = lanes[begin : begin + width]
+    for begin in range(0, len(pairs) - len(pairs) % width, width):
+        taken = pairs[begin : begin + width]
         envs = [StaffingEnv(iter([episode(settings, hours[hour])]), risks) for hour, _ in taken]
         rows = [env.reset()[0] for env in envs]
         done = False
@@ -82,7 +82,7 @@ def fill(
             done = any(step[4] for step in steps)
             _add(buffer, rows, following, steps)
             rows = following
-        on_episodes(begin + width, len(lanes))
+        on_episodes(begin + width, len(pairs))
     labels = np.stack([action_of(RULES[int(best)]) for best in rewards.argmax(1)]).clip(-MOST, MOST)
     return np.asarray(labels[hour_of[: buffer.pos]])
 
