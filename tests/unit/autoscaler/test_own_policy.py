@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -44,8 +43,7 @@ def evaluated(folder: Path, policies: str) -> tuple[int, str]:
 def test_the_pages_policy_runs_next_to_built_in_ones_in_the_simulator(mine: Path) -> None:
     code, printed = evaluated(mine, "static,mine.py:make")
     assert code == 0, printed
-    rows = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
-    assert "mine.py:make" in json.dumps(rows)
+    assert '"policy":"mine.py:make"' in printed
 
 
 @pytest.mark.parametrize(
