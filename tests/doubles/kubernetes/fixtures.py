@@ -18,7 +18,7 @@ from gateway.contract import DEFAULT_NAMESPACE, FunctionState
 from tests.doubles.kubernetes import running
 from tests.doubles.kubernetes.running import Running
 
-WAIT_S = 25.0
+WAIT_S = 100.0
 Backends = Callable[..., Awaitable[KubernetesBackend]]
 Platforms = Callable[..., KubernetesPlatform]
 
