@@ -151,7 +151,7 @@ def _named(making: Making) -> Policy:
 
 
 def _maker(name: str) -> Maker:
-    """Of a policy that is not of this package. Raises SettingsError, whatever its file raises."""
+    """The maker of a policy that is not of this package. Raises SettingsError, whatever its file raises."""
     module, _, attribute = ELSEWHERE.get(name, name).rpartition(":")
     try:
         loaded = _file(Path(module)) if module.endswith(".py") else importlib.import_module(module)

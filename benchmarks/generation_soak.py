@@ -79,15 +79,15 @@ class Soak:
         prompt, wanted = chosen.choice(self.texts)
         most = 1500 if leaves else TOKENS
         asked = {"prompt": prompt, "max_tokens": most, "temperature": 0, "stream": True}
-        found: list[str] = []
+        pieces: list[str] = []
 
         def take(line: bytes) -> bool:
             if line.startswith(b"data: {"):
-                found.append(json.loads(line[6:])["choices"][0]["text"])
-            return leaves and len(found) > 5
+                pieces.append(json.loads(line[6:])["choices"][0]["text"])
+            return leaves and len(pieces) > 5
 
         status, _ = post(self.address, json.dumps(asked).encode(), take)
-        return status == 200 and (leaves or "".join(found).strip() == wanted)
+        return status == 200 and (leaves or "".join(pieces).strip() == wanted)
 
 
 def post(address: str, body: bytes, take: Any) -> tuple[int, bytes]:
@@ -131,8 +131,8 @@ async def flood(address: str, streams: int) -> Counter[str]:
 def used(url: str) -> float:
     """Part of the pages in use."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=100) as reply:
-        found = re.search(r"vllm:kv_cache_usage_perc\{[^}]*\} (\S+)", reply.read().decode())
-    return float(found[1]) if found else 1.0
+        usage = re.search(r"vllm:kv_cache_usage_perc\{[^}]*\} (\S+)", reply.read().decode())
+    return float(usage[1]) if usage else 1.0
 
 
 def soak(folder: Path, minutes: float, clients: int, streams: int, seed: int) -> dict[str, Any]:

@@ -53,13 +53,13 @@ class DenseDecoder:
         ``ids [B, L]``; ``ffns``: parts that stand for the dense ones, by layer.
         """
         place = place_of(ids)
-        hidden, seen = self.embed(ids.flatten(), place.packing), []
+        hidden, residuals = self.embed(ids.flatten(), place.packing), []
         for layer, block in enumerate(self.blocks):
             residual = block.attention(hidden, place.packing)  # [T, d]
             if layer >= first:
-                seen.append(residual)
+                residuals.append(residual)
             hidden = residual + self.ffn(layer, ffns)(block.norm(residual))
-        return [*seen, hidden]
+        return [*residuals, hidden]
 
     def onward(self, ids: Tensor, layer: int, residual: Tensor, ffns: Mapping[int, Ffn] | None = None) -> Tensor:
         """Last state ``[T, d]`` from the ``residual [T, d]`` before the feed-forward part of ``layer``."""

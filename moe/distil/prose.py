@@ -52,20 +52,22 @@ def training_texts(
     folder: Path | None = None, system: Path = SYSTEM
 ) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     """Texts to train on by kind, and held-out ones of the same kinds. Raises TextError where there is none."""
-    found: dict[str, Iterable[Document]] = {"code": sources(Path(sysconfig.get_path("stdlib")))}
+    documents_by_kind: dict[str, Iterable[Document]] = {"code": sources(Path(sysconfig.get_path("stdlib")))}
     given = folder if folder is not None else default_folder()
     if given is not None:
         for kind, (name, keys) in PROMPTS.items():
             if (given / name).is_file():
-                found[kind] = jsonl(*keys)(given / name)
+                documents_by_kind[kind] = jsonl(*keys)(given / name)
     for kind, (name, read) in PACKAGES.items():
         if (system / name).exists():
-            found[kind] = read(system / name)
+            documents_by_kind[kind] = read(system / name)
     training, held_out = {}, {}
-    for kind, documents in found.items():
+    for kind, documents in documents_by_kind.items():
         training[kind], held_out[kind] = divide(documents, plain=kind != "code")
     if not training["code"]:
-        raise TextError("There is nothing to train on: this Python has no sources, and no other texts were found.")
+        raise TextError(
+            "There is nothing to train on: this Python has no sources, and no other texts were found."
+        )
     return training, held_out
 
 
