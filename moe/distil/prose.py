@@ -65,9 +65,7 @@ def training_texts(
     for kind, documents in documents_by_kind.items():
         training[kind], held_out[kind] = divide(documents, plain=kind != "code")
     if not training["code"]:
-        raise TextError(
-            "There is nothing to train on: this Python has no sources, and no other texts were found."
-        )
+        raise TextError("There is nothing to train on: this Python has no sources, and no other texts were found.")
     return training, held_out
 
 
