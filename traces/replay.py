@@ -20,10 +20,12 @@ from typing import Any
 import aiohttp
 import numpy as np
 
+from traces.completions import Completions, StreamError, read_stream
 from traces.errors import ReplayError
 from traces.model import Trace
 from traces.results import Outcome, RequestRecord, describe, percentiles, summarise
 from traces.scale import compress
+from traces.token_results import summarise_tokens
 
 TOKENS_FIELD = re.compile(rb'"tokens"\s*:\s*(\d{1,12})')
 KEEPALIVE_S = 4.0
@@ -39,7 +41,8 @@ class ReplaySettings:
     """How to replay. Checked by :func:`check`."""
 
     url: str
-    """Address of the function, e.g. ``http://127.0.0.1:8080/function/minilm``."""
+    """Address of the function, e.g. ``http://127.0.0.1:8080/function/minilm``, for completions with
+    ``/v1/completions`` behind it."""
     speed: float = 1.0
     """Trace seconds per second of the clock."""
     connections: int = 256
@@ -62,6 +65,18 @@ class ReplayResult:
 
     records: list[RequestRecord]
     summary: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """One try; ``pause_s`` is what the server asks to wait, ``first_s`` when the first token's event came."""
+
+    outcome: Outcome
+    status: int | None = None
+    tokens: int | None = None
+    pause_s: float | None = None
+    first_s: float | None = None
+    tpot_s: float | None = None
 
 
 class Progress:
@@ -114,7 +129,7 @@ def check(settings: ReplaySettings) -> None:
 
 async def replay(
     trace: Trace,
-    texts: Sequence[str],
+    texts: Sequence[str] | Completions,
     settings: ReplaySettings,
     *,
     on_record: Callable[[RequestRecord], None] | None = None,
@@ -123,12 +138,15 @@ async def replay(
 ) -> ReplayResult:
     """Send text ``i`` (texts are used in turn) at arrival ``i`` of ``trace``, replayed at ``settings.speed``.
 
-    Returns when every answer is there or timed out, or ``grace_s`` after ``stop`` was set: then with the records
+    With :class:`Completions` request ``i`` is its body ``i``, and the answer is read as server-sent events. Returns
+    when every answer is there or timed out, or ``grace_s`` after ``stop`` was set: then with the records
     so far. Raises ReplayError for bad settings. Failures of requests are records, not exceptions.
     """
     check(settings)
-    if not texts:
+    if not isinstance(texts, Completions) and not texts:
         raise ReplayError("a replay needs at least one text")
+    if isinstance(texts, Completions) and texts.lengths.prompt.size != trace.requests:
+        raise ReplayError(f"{texts.lengths.prompt.size} completions for {trace.requests} arrivals; one each is needed")
     runner = _Runner(compress(trace, settings.speed), texts, settings, on_record)
     if on_start is not None:
         on_start(runner.progress)
@@ -141,14 +159,18 @@ class _Runner:
     def __init__(
         self,
         trace: Trace,
-        texts: Sequence[str],
+        texts: Sequence[str] | Completions,
         settings: ReplaySettings,
         on_record: Callable[[RequestRecord], None] | None,
     ) -> None:
         self._trace = trace
         self._settings = settings
         self._on_record = on_record
-        self._bodies = [(json.dumps({**settings.fields, "inputs": text}).encode(), len(text.split())) for text in texts]
+        self._completions = texts if isinstance(texts, Completions) else None
+        self._bodies = [
+            (json.dumps({**settings.fields, "inputs": text}).encode(), len(text.split()))
+            for text in (() if isinstance(texts, Completions) else texts)
+        ]
         self._free = asyncio.Semaphore(settings.connections)
         self._run_id = f"{trace.sha256[:8]}-{settings.seed}"
         self._records: list[RequestRecord] = []
@@ -211,30 +233,34 @@ class _Runner:
     async def _one(self, session: aiohttp.ClientSession, index: int, due_s: float) -> None:
         """One request from its due time to its record."""
         request_id = f"replay-{self._run_id}-{index}"
-        body, words = self._bodies[index % len(self._bodies)]
-        outcome: Outcome = "cancelled"
-        status = tokens = None
+        attempt = _Attempt("cancelled")
         sent_s: float | None = None
         tries = 0
         self.progress.in_flight += 1
         self.progress.peak_in_flight = max(self.progress.peak_in_flight, self.progress.in_flight)
         try:
             if not await self._take_connection():
-                outcome = "no_connection"
+                attempt = _Attempt("no_connection")
             else:
                 try:
+                    body = self._body(index)
                     sent_s = self._now_s()
                     for tries in range(1, self._settings.retries + 2):
-                        outcome = "cancelled"
-                        outcome, status, tokens, pause_s = await self._try(session, body, request_id)
-                        if outcome not in ("rejected", "connect") or tries > self._settings.retries:
+                        attempt = _Attempt("cancelled")
+                        attempt = await self._try(session, body, request_id)
+                        if attempt.outcome not in ("rejected", "connect") or tries > self._settings.retries:
                             break
-                        await asyncio.sleep(min(pause_s or 0.05 * 2**tries, MAX_RETRY_WAIT_S))
+                        await asyncio.sleep(min(attempt.pause_s or 0.05 * 2**tries, MAX_RETRY_WAIT_S))
                 finally:
                     self._free.release()
         finally:
             self.progress.in_flight -= 1
-            self._record(index, due_s, sent_s, outcome, status, tokens, words, tries, request_id)
+            self._record(index, due_s, sent_s, attempt, tries, request_id)
+
+    def _body(self, index: int) -> bytes:
+        if self._completions is not None:
+            return self._completions.body(index)
+        return self._bodies[index % len(self._bodies)][0]
 
     async def _take_connection(self) -> bool:
         if not self._free.locked():
@@ -248,51 +274,51 @@ class _Runner:
             return False
         return True
 
-    async def _try(
-        self, session: aiohttp.ClientSession, body: bytes, request_id: str
-    ) -> tuple[Outcome, int | None, int | None, float | None]:
-        """(outcome, status, tokens, seconds the server asks to wait) of one try."""
+    async def _try(self, session: aiohttp.ClientSession, body: bytes, request_id: str) -> _Attempt:
         status: int | None = None
         try:
             async with session.post(
                 self._settings.url, data=body, headers={"X-Request-Id": request_id}, allow_redirects=False
             ) as response:
                 status = response.status
+                outcome = judge(status)
+                if self._completions is not None and outcome == "ok":
+                    streamed = await read_stream(response.content, self._now_s)
+                    return _Attempt(outcome, status, streamed.tokens, None, streamed.first_s, streamed.tpot_s)
                 answer = await response.read()
-                return judge(status), status, _tokens(answer), _seconds(response.headers.get("Retry-After"))
+                tokens = _tokens(answer) if self._completions is None else None
+                return _Attempt(outcome, status, tokens, _seconds(response.headers.get("Retry-After")))
         except TimeoutError:
-            return "timeout", status, None, None
+            return _Attempt("timeout", status)
+        except StreamError as error:
+            return _Attempt(error.outcome, status)
         except aiohttp.ClientConnectorError:
-            return "connect", None, None, None
+            return _Attempt("connect")
         except (aiohttp.ClientError, ConnectionError, ValueError):
-            return "broken", status, None, None
+            return _Attempt("broken", status)
 
     def _record(
-        self,
-        index: int,
-        due_s: float,
-        sent_s: float | None,
-        outcome: Outcome,
-        status: int | None,
-        tokens: int | None,
-        words: int,
-        tries: int,
-        request_id: str,
+        self, index: int, due_s: float, sent_s: float | None, attempt: _Attempt, tries: int, request_id: str
     ) -> None:
         now_s = self._now_s()
         self.progress.elapsed_s = now_s
+        lengths = self._completions.lengths if self._completions is not None else None
         record = RequestRecord(
             index=index,
             scheduled_s=due_s,
             sent_s=sent_s,
             latency_s=None if sent_s is None else now_s - sent_s,
-            outcome=outcome,
-            status=status,
-            tokens=tokens,
-            words=words,
+            outcome=attempt.outcome,
+            status=attempt.status,
+            tokens=attempt.tokens,
+            words=0 if lengths is not None else self._bodies[index % len(self._bodies)][1],
             tries=tries,
             request_id=request_id,
             sent_unix_s=None if sent_s is None else self._unix_s + sent_s,
+            prompt_tokens=None if lengths is None else int(lengths.prompt[index]),
+            max_tokens=None if lengths is None else int(lengths.answer[index]),
+            ttft_s=None if sent_s is None or attempt.first_s is None else attempt.first_s - sent_s,
+            tpot_s=attempt.tpot_s,
         )
         self._records.append(record)
         self.progress.add(record)
@@ -303,9 +329,14 @@ class _Runner:
         return time.perf_counter() - self._begun_s
 
     def _summary(self, records: list[RequestRecord], cpu_s: float) -> dict[str, Any]:
-        settings = self._settings
+        settings, completions = self._settings, self._completions
+        summary = summarise(records, self._trace.requests, settings.slo_s)
+        if completions is not None:
+            tokens = summarise_tokens(records, summary["span_s"], completions.targets)
+            cut = completions.lengths.cut
+            summary["generation"] = {**tokens, "cut_to_context": cut, **completions.facts}
         return {
-            **summarise(records, self._trace.requests, settings.slo_s),
+            **summary,
             "started_unix_s": self._unix_s,
             "peak_in_flight": self.progress.peak_in_flight,
             "waited_for_connection": self.progress.waited_for_connection,

@@ -7,7 +7,7 @@ import contextlib
 import json
 import signal
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,13 @@ from rich.table import Table
 from traces import catalog, loading, prompts, scale
 from traces import replay as client
 from traces.arrival_process import Placement
+from traces.completions import Completions
 from traces.errors import ReplayError
 from traces.model import Trace
 from traces.options import clip_options, data_option, json_option, placement_option, seed_option
 from traces.results import CsvSink
+from traces.token_options import COMPLETIONS, TokenOptions, completions_of, token_options
+from traces.token_results import token_rows
 
 GATEWAY = "http://127.0.0.1:8080"
 
@@ -78,6 +81,7 @@ GATEWAY = "http://127.0.0.1:8080"
     metavar="KEY=JSON",
     help="Further field of the request body, e.g. max_new_tokens=8.",
 )
+@token_options
 @click.option(
     "--slo-ms",
     type=click.FloatRange(min=0, min_open=True),
@@ -124,8 +128,9 @@ def replay(
     seed: int,
     out: Path,
     as_json: bool,
+    **tokens: Any,
 ) -> None:
-    """Send texts to FUNCTION at a trace's arrival times, open loop.
+    """Send texts, or completions of a trace's token counts, to FUNCTION at the trace's arrival times, open loop.
 
     Writes OUT/requests.csv (every request) and OUT/replay.json (the summary). Ctrl-C stops sending and closes with
     what is there. Exit status 1 when a request failed.
@@ -136,8 +141,9 @@ def replay(
     if max_rps is not None and trace.requests:
         trace = scale.thin(trace, min(1.0, max_rps / (trace.mean_rps * speed)), seed)
     chosen = prompts.load_prompts(texts or _text_folder(folder), max_words)
+    url = f"{(gateway_url or _address(state)).rstrip('/')}/function/{function}"
     settings = client.ReplaySettings(
-        url=f"{(gateway_url or _address(state)).rstrip('/')}/function/{function}",
+        url=url,
         speed=speed,
         connections=connections,
         timeout_s=timeout_s,
@@ -147,8 +153,13 @@ def replay(
         fields=dict(_field(text) for text in fields),
     )
     client.check(settings)
-    _preflight(settings, chosen.choose(1, seed)[0])
-    summary = _replay(trace, chosen, settings, out, without_progress=as_json)
+    expected = state / "pipelines" / function
+    completions = completions_of(trace, chosen, url, expected, TokenOptions(**tokens), settings.fields, seed, timeout_s)
+    if completions is None:
+        _preflight(settings, chosen.choose(1, seed)[0])
+    else:
+        settings = replace(settings, url=f"{url}{COMPLETIONS}", fields={})
+    summary = _replay(trace, chosen, completions, settings, out, without_progress=as_json)
     if as_json:
         click.echo(json.dumps(summary))
     else:
@@ -210,11 +221,17 @@ def _load(part: Part, folder: Path | None) -> Trace:
 
 
 def _replay(
-    trace: Trace, texts: prompts.PromptSet, settings: client.ReplaySettings, out: Path, *, without_progress: bool
+    trace: Trace,
+    texts: prompts.PromptSet,
+    completions: Completions | None,
+    settings: client.ReplaySettings,
+    out: Path,
+    *,
+    without_progress: bool,
 ) -> dict[str, Any]:
     """Run it and store both files; the summary."""
     with CsvSink(out / "requests.csv") as sink:
-        sent = texts.choose(max(1, trace.requests), settings.seed)
+        sent = completions or texts.choose(max(1, trace.requests), settings.seed)
         result = _run(_with_progress(trace, sent, settings, sink, without_progress=without_progress))
     summary = {**result.summary, "texts": texts.source}
     (out / "replay.json").write_text(json.dumps(summary, indent=1) + "\n")
@@ -250,7 +267,12 @@ def _run(work: Any) -> client.ReplayResult:
 
 
 async def _with_progress(
-    trace: Trace, texts: list[str], settings: client.ReplaySettings, sink: CsvSink, *, without_progress: bool
+    trace: Trace,
+    texts: list[str] | Completions,
+    settings: client.ReplaySettings,
+    sink: CsvSink,
+    *,
+    without_progress: bool,
 ) -> client.ReplayResult:
     stop = asyncio.Event()
     started: list[client.Progress] = []
@@ -306,6 +328,8 @@ def _print_summary(summary: dict[str, Any], out: Path) -> None:
             table.add_row(
                 name, ", ".join(f"{part.upper()} {numbers[part] * 1000:.1f} ms" for part in ("p50", "p95", "p99"))
             )
+    for name, text in token_rows(summary["generation"]) if "generation" in summary else ():
+        table.add_row(name, text)
     if summary["slo_attainment"] is not None:
         table.add_row("within SLO", f"{summary['slo_attainment']:.1%} of requests in {summary['slo_s'] * 1000:g} ms")
     if summary["answered_rps"]:

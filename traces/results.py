@@ -40,14 +40,24 @@ class RequestRecord:
     outcome: Outcome
     status: int | None
     tokens: int | None
-    """``tokens`` of the answer's JSON."""
+    """``tokens`` of the answer's JSON; of completions the tokens that were written."""
     words: int
     tries: int
     request_id: str
     sent_unix_s: float | None
+    prompt_tokens: int | None = None
+    """This field and those after it: of completions only. Tokens of the prompt sent."""
+    max_tokens: int | None = None
+    """Tokens asked for."""
+    ttft_s: float | None = None
+    """From ``sent_s`` until the first token's event."""
+    tpot_s: float | None = None
+    """Seconds per token after the first."""
 
 
 CSV_COLUMNS = tuple(field.name for field in dataclasses.fields(RequestRecord))
+_OLDER_COLUMNS = CSV_COLUMNS[: CSV_COLUMNS.index("prompt_tokens")]
+"""The header of files written before there were completions; they are still read."""
 
 
 class CsvSink:
@@ -80,9 +90,9 @@ def read_records(path: Path) -> list[RequestRecord]:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.reader(file)
             header = next(reader, None)
-            if header is None or tuple(header) != CSV_COLUMNS:
+            if header is None or tuple(header) not in (CSV_COLUMNS, _OLDER_COLUMNS):
                 raise ReplayError(f"{path}: not a replay's request file, its header is {','.join(CSV_COLUMNS)}")
-            records = [_record(path, reader.line_num, cells) for cells in reader]
+            records = [_record(path, reader.line_num, header, cells) for cells in reader]
     except OSError as error:
         raise ReplayError(f"{path}: cannot be read ({error.strerror or error})") from error
     except (csv.Error, UnicodeDecodeError) as error:
@@ -90,10 +100,10 @@ def read_records(path: Path) -> list[RequestRecord]:
     return sorted(records, key=lambda record: record.index)
 
 
-def _record(path: Path, line: int, cells: Sequence[str]) -> RequestRecord:
-    if len(cells) != len(CSV_COLUMNS):
-        raise broken(path, line, f"{len(cells)} fields, {len(CSV_COLUMNS)} are needed")
-    cell = dict(zip(CSV_COLUMNS, cells, strict=True))
+def _record(path: Path, line: int, header: Sequence[str], cells: Sequence[str]) -> RequestRecord:
+    if len(cells) != len(header):
+        raise broken(path, line, f"{len(cells)} fields, {len(header)} are needed")
+    cell = dict.fromkeys(CSV_COLUMNS, "") | dict(zip(header, cells, strict=True))
     outcome = next((name for name in OUTCOMES if name == cell["outcome"]), None)
     if outcome is None:
         raise broken(path, line, f"outcome {cell['outcome'][:40]!r}, allowed are {', '.join(OUTCOMES)}")
@@ -110,6 +120,10 @@ def _record(path: Path, line: int, cells: Sequence[str]) -> RequestRecord:
             tries=int(cell["tries"]),
             request_id=cell["request_id"],
             sent_unix_s=float(cell["sent_unix_s"]) if cell["sent_unix_s"] else None,
+            prompt_tokens=int(cell["prompt_tokens"]) if cell["prompt_tokens"] else None,
+            max_tokens=int(cell["max_tokens"]) if cell["max_tokens"] else None,
+            ttft_s=float(cell["ttft_s"]) if cell["ttft_s"] else None,
+            tpot_s=float(cell["tpot_s"]) if cell["tpot_s"] else None,
         )
     except ValueError as error:
         raise broken(path, line, f"not a number where one is needed ({error})") from error

@@ -54,9 +54,10 @@ def model_not_found(model: object, served: str) -> FieldError:
     return error
 
 
-def model_document(name: str, created: int) -> dict[str, Any]:
-    """A model of ``GET /v1/models``."""
-    return {"id": name, "object": "model", "created": created, "owned_by": "smoe"}
+def model_document(name: str, created: int, context: int | None) -> dict[str, Any]:
+    """A model of ``GET /v1/models``; ``context``: tokens of a decoder's context, under the name that vLLM gives it."""
+    document = {"id": name, "object": "model", "created": created, "owned_by": "smoe"}
+    return document if context is None else {**document, "max_model_len": context}
 
 
 def embeddings_document(model: str, vectors: NDArray[np.float32], tokens: int, *, as_base64: bool) -> bytes:

@@ -67,7 +67,7 @@ class OpenAiApi:
     async def _route(self, sent: Request, answer: Answer) -> tuple[int, int]:
         path, name = sent.path.rstrip("/"), self._manifest.name
         if sent.method == "GET" and path in ("/v1/models", f"/v1/models/{name}"):
-            model = answers.model_document(name, self._created)
+            model = answers.model_document(name, self._created, None if self._generator is None else self._longest)
             answer(Reply(200, (orjson.dumps({"object": "list", "data": [model]} if path == "/v1/models" else model),)))
             return 200, 0
         if sent.method != "POST" or path not in _POSTS:

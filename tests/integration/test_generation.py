@@ -24,6 +24,7 @@ from smoe.cli import cli
 from smoe.deployment import DeploymentSettings
 from tests.doubles.generation import generate
 from tests.unit.moe import tiny
+from traces.results import read_records
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
@@ -87,3 +88,21 @@ def test_chat_and_invoke_print_text(state: Path) -> None:
         cli, ["invoke", "--name", "tiny", "--gateway", address, "--max-new-tokens", "0", "abc"], catch_exceptions=False
     )
     assert "logits" in json.loads(logits.output)
+
+
+def test_a_token_trace_is_replayed_with_its_lengths(state: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,context_tokens,generated_tokens\n0,2000,40\n0.1,30,6\n0.2,90000,8\n")
+    asked = ["replay", "tiny", "--state", str(state), "--trace", str(trace), "--timeout-s", "300", "--json"]
+    options = ["--length-divisor", "2", "--ttft-ms", "300000", "--tpot-ms", "300000", "--out", str(tmp_path)]
+    replayed = CliRunner().invoke(cli, [*asked, *options], catch_exceptions=False)
+    assert replayed.exit_code == 0, replayed.output
+    numbers = json.loads(replayed.stdout)["generation"]
+    records = read_records(tmp_path / "requests.csv")
+    assert numbers["context"] == 4096 and numbers["cut_to_context"] == 1 and not numbers["ignore_eos"]
+    assert [(one.prompt_tokens, one.max_tokens) for one in records] == [(1000, 20), (15, 3), (4092, 4)]
+    assert numbers["goodput"] == 1 and numbers["ttft_s"]["p50"] > 0
+    written = [one.tokens for one in records]
+    assert numbers["output_tokens"] == sum(filter(None, written)) > 0
+    early = sum(tokens is not None and tokens < asked for tokens, asked in zip(written, (20, 3, 4), strict=True))
+    assert numbers["ended_early"] == early

@@ -214,7 +214,7 @@ async def test_the_file_holds_every_request_as_it_was(tmp_path: Path) -> None:
 
 def test_a_damaged_request_file_is_reported_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "r.csv"
-    path.write_text(",".join(CSV_COLUMNS) + "\n0,0.0,0.0,0.1,fine,200,,1,1,x,0\n")
+    path.write_text(",".join(CSV_COLUMNS) + "\n0,0.0,0.0,0.1,fine,200,,1,1,x,0,,,,\n")
     with pytest.raises(TraceError, match=r"r\.csv:2: outcome 'fine'"):
         read_records(path)
     path.write_text("a,b\n")
