@@ -53,8 +53,10 @@ def lengths_of(trace: Trace, divisor: float, context: int | None) -> Lengths:
 
 
 def token_ids(texts: Sequence[str], tokenizer: Path) -> IntArray:
-    """``texts`` one after the other as token ids [M] int64, without special tokens. ``tokenizer``: a ``tokenizer.json`` or a
-    folder with one. Raises ReplayError."""
+    """``texts`` one after the other as token ids [M] int64, without special tokens.
+
+    ``tokenizer``: a ``tokenizer.json`` or a folder with one. Raises ReplayError.
+    """
     path = tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer
     if not path.is_file():
         raise ReplayError(
