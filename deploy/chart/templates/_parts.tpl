@@ -1,0 +1,38 @@
+{{/* Where pods of one program run: of (list . .Values.PROGRAM). */}}
+{{- define "smoe.placement" }}
+{{- with (index . 0).Values.imagePullSecrets }}
+      imagePullSecrets:
+        {{- range . }}
+        - name: {{ quote . }}
+        {{- end }}
+{{- end }}
+{{- with (index . 1).nodeSelector }}
+      nodeSelector: {{ toJson . }}
+{{- end }}
+{{- with (index . 1).tolerations }}
+      tolerations: {{ toJson . }}
+{{- end }}
+{{- end }}
+
+{{/* The Prometheus that the controller asks. */}}
+{{- define "smoe.prometheus" -}}
+{{- if .Values.prometheus.enabled -}}
+http://prometheus.{{ .Release.Namespace }}:9090
+{{- else -}}
+{{ .Values.prometheus.url }}
+{{- end }}
+{{- end }}
+
+{{/* Who reads metrics, as a peer of a network policy. */}}
+{{- define "smoe.scraper" -}}
+{{- if .Values.prometheus.enabled -}}
+{podSelector: {matchLabels: {app: prometheus}}}
+{{- else -}}
+{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: {{ .Values.prometheus.namespace }}}}}
+{{- end }}
+{{- end }}
+
+{{/* prometheus.yml with the release's namespace in place of its default. */}}
+{{- define "smoe.scrapes" -}}
+{{ .Files.Get "files/prometheus.yml" | replace "names: [openfaas]" (printf "names: [%s]" .Release.Namespace) }}
+{{- end }}
