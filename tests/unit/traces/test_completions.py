@@ -7,6 +7,7 @@ import csv
 import json
 import threading
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,13 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
+from tests.unit.traces.test_replay import serving
 from traces.commands import replay
 from traces.completions import Completions, Lengths, StreamError, TokenTargets, lengths_of, read_stream, token_ids
 from traces.errors import ReplayError
 from traces.model import make_trace
+from traces.replay import ReplaySettings
+from traces.replay import replay as send
 from traces.results import RequestRecord, read_records
 from traces.token_results import summarise_tokens, token_percentiles, token_rows
 
@@ -298,6 +302,24 @@ def test_a_token_trace_is_sent_as_streamed_completions(
     assert records[0].ttft_s is not None and records[0].tpot_s is not None and records[2].tpot_s is None
     with (tmp_path / "out" / "requests.csv").open() as file:
         assert {"ttft_s", "tpot_s", "prompt_tokens", "max_tokens"} <= set(next(csv.reader(file)))
+
+
+async def test_an_answer_that_never_ends_is_over_at_the_deadline_although_tokens_keep_coming() -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        with suppress(ConnectionError):
+            while True:
+                await response.write(line(piece("x")))
+        return response
+
+    completions = Completions(Lengths(np.array([1]), np.array([9]), 0), np.arange(3), 0, TokenTargets(60.0))
+    async with serving(handler) as url:
+        settings = ReplaySettings(url=url, timeout_s=0.3)
+        result = await send(token_trace([1], [9]), completions, settings)
+    assert result.summary["outcomes"] == {"timeout": 1} and result.summary["generation"]["goodput"] == 0
+    with pytest.raises(ReplayError, match="1 completions for 2 arrivals"):
+        await send(token_trace([1, 1], [9, 9]), completions, settings)
 
 
 def test_a_request_file_without_the_columns_of_completions_is_read(tmp_path: Path) -> None:
