@@ -192,7 +192,8 @@ def per_hour(costs: list[float | None], hours: float) -> float | None:
 
 def activations(running: RunningPipeline) -> list[dict[str, Any]]:
     """Those that the ingress has kept, the latest last."""
-    rows: list[dict[str, Any]] = requests.get(f"{running.url}/statistics", timeout=30).json()["activations"]
+    address = running.client.replicas()[running.manifest.name][0]["address"]  # the front door serves no statistics
+    rows: list[dict[str, Any]] = requests.get(f"http://{address}/statistics", timeout=30).json()["activations"]
     return rows
 
 

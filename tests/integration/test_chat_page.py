@@ -55,7 +55,7 @@ async def test_an_answer_streams_with_the_experts_of_each_token_and_can_be_stopp
     async with browser(tmp_path / "profile") as tab:
         await enter(tab, state)
         assert await shown(tab, "#model option") == ["tiny"]
-        assert len(await shown(tab, ".spot")) == sum(experts)
+        await tab.until(f"document.querySelectorAll('.spot').length === {sum(experts)}")
         await say(tab, "hello", 12)
         await tab.until(f"{STOPPED} && document.querySelector('.message.assistant .end')")
         wanted = generate(WholeModel(folder), ["user: hello\nassistant:"], 12)[0].text

@@ -306,7 +306,8 @@ class Cluster:
                         {**old, **new, "ready": old["ready"], "restartCount": old["restartCount"]}
                         for old, new in zip(before, _statuses(changed), strict=True)
                     ]
-                    if all("running" in one["state"] for one in before):  # else kubernetes/kubernetes#138760
+                    # not while one loops: kubernetes/kubernetes#138760; a kubelet beside this one may report no state
+                    if not any("waiting" in one.get("state", {}) for one in before):
                         self._cgroups[changed["metadata"]["uid"]] = _memory(changed)
                 elif self.resizing == "in progress":
                     _condition(changed, waits, "True")
