@@ -117,9 +117,11 @@ def replica_count(order: Any, where: str = "") -> int:
 def secret_name(document: Mapping[str, Any], request: Request) -> tuple[str, str]:
     """A secret's name, which may have dots as Kubernetes' may, and its namespace."""
     name, namespace = document.get("name"), document.get("namespace")
-    if not isinstance(name, str) or not _SECRET.fullmatch(name):
+    if not isinstance(name, str):
+        raise InvalidSpecError("the name must be a string")
+    if not _SECRET.fullmatch(name):
         raise InvalidSpecError(
-            f"the secret's name {str(name)[:80]!r} is not allowed: 1 to 253 of a-z, 0-9, - and ., the first and last "
+            f"the secret's name {name[:80]!r} is not allowed: 1 to 253 of a-z, 0-9, - and ., the first and last "
             "of a-z and 0-9"
         )
     if namespace is not None and not isinstance(namespace, str):

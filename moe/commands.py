@@ -105,6 +105,8 @@ def split(
                 bar.update(task, description=node_id, completed=done, total=total)
 
             preset = PRESETS.get(source)
+            if preset is None and (folder is not None or width is not None):
+                raise click.UsageError("--source and --width belong to presets.")
             opened = None if preset is not None else open_source(source)
             if opened is not None:
                 check_experts(opened, experts)
@@ -115,8 +117,6 @@ def split(
                 adapter = preset_adapter(preset, experts, top_k or 0, method)
             if preset is not None and layers not in (None, preset.layers):
                 adapter = None
-            if preset is None and (folder is not None or width is not None):
-                raise click.UsageError("--source and --width belong to presets.")
             manifest = split_checkpoint(
                 opened or preset_source(PRESETS[source], folder, width, seed),
                 out,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from autoscaler.contract import MIB, Bound, Configuration, ConfigurationSpace, Decision, Observation, Proposal
 from autoscaler.decision.budget import no_worse, per_hour
 from autoscaler.decision.limits import LimitSettings, LimitState, decide, limits_in_step, memory_need
-from platform_words.memory import CONTAINER
+from platform_words.memory import CONTAINER, container_memory
 from tests.unit.autoscaler.builders import NOW_S, PRICES, configuration, observation, topology
 
 FUNCTION, NODE = "m-expert-0-0", "expert-0-0"
@@ -328,9 +328,9 @@ def test_memory_never_shrinks_below_what_replicas_use(
 
 def test_what_a_worker_has_besides_weights_depends_on_where_it_runs() -> None:
     seen = observation({NODE: {"memory_utilisation": None, "peak_tokens": 0.0}})
-    settings = replace(SETTINGS, runtime=CONTAINER)
+    settings = replace(SETTINGS, runtime=container_memory("bfloat16"))
     allowed = decision(configuration(memory_mb=128), configuration(memory_mb=1024), seen=seen, settings=settings)
-    assert allowed.target.memory_mb >= CONTAINER.expert_mb / 0.9 and allowed.limits_hit == ("memory of Eq. (2)",)
+    assert allowed.target.memory_mb >= CONTAINER.segment_mb / 0.9 and allowed.limits_hit == ("memory of Eq. (2)",)
 
 
 # what the platform cannot give

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import builtins
 import json
 import re
@@ -19,7 +20,7 @@ from gateway.contract import FunctionState
 from gateway.views import TYPES, Views
 from tests.doubles.fake_backend import FakeBackend
 from tests.unit.autoscaler.servers import serve
-from tests.unit.gateway.browser import CHROMIUM
+from tests.unit.gateway.browser import CHROMIUM, browser
 from tests.unit.gateway.gateways import Running, Starter
 from tests.unit.gateway.view_document import document
 
@@ -111,23 +112,29 @@ async def test_a_controller_that_answers_an_error_has_no_view(tmp_path: Path, st
         assert await Views(tmp_path, [controller.url]).read() == []
 
 
-async def browse(running: Running, folder: Path, size: str = "1440,1500", query: str = "") -> tuple[str, Path]:
-    """The page's DOM and picture, as a browser has them after some seconds; the password is in the address."""
-    assert CHROMIUM is not None
-    user, password = running.credentials.user, running.credentials.password
-    url = f"http://{user}:{password}@{running.address}/ui/{query}"
-    common = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
-    common += [f"--user-data-dir={folder / 'profile'}", f"--window-size={size}", "--virtual-time-budget=6000"]
-    picture = folder / "page.png"
-    found = ""
-    for more in (["--dump-dom"], [f"--screenshot={picture}"]):
-        process = await asyncio.create_subprocess_exec(
-            *common, *more, url, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+async def browse(
+    running: Running, folder: Path, size: str = "1440,1500", query: str = "", pipeline: str = "minilm"
+) -> tuple[str, Path]:
+    """The page's DOM and picture once it shows ``pipeline``, after the login form."""
+    width, height = map(int, size.split(","))
+    picture, url = folder / "page.png", f"http://{running.address}/ui/{query}"
+    async with browser(folder / "profile") as tab:
+        screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        await tab.command("Emulation.setDeviceMetricsOverride", **screen)
+        await tab.open(url)
+        await tab.until("document.querySelector('[name=password]') !== null")
+        password = running.credentials.password
+        await tab.script(f"document.querySelector('[name=password]').value = {password!r}; document.forms[0].submit()")
+        await tab.until("location.pathname === '/ui/'")
+        await tab.open(url)
+        await tab.until(
+            f"document.getElementById('pipeline')?.textContent.trim() === {pipeline!r} && "
+            "document.querySelector('tbody tr')"
         )
-        async with asyncio.timeout(100):
-            out, _ = await process.communicate()
-        found = found or out.decode()
-    return found, picture
+        dom = await tab.script("document.documentElement.outerHTML")
+        shot = await tab.command("Page.captureScreenshot", format="png")
+        picture.write_bytes(base64.b64decode(shot["data"]))
+    return str(dom), picture
 
 
 def cells(dom: str, identity: str) -> list[list[str]]:
@@ -192,7 +199,7 @@ async def test_without_a_controller_a_browser_still_shows_what_is_deployed_and_w
             replicas = 3 if name == "expert-0-0" else 1
             await running.deploy(f"p-{name}", replicas, labels={"smoe.pipeline": "p", "smoe.nodes": name})
         await running.deploy("other", 4)
-        dom, _ = await browse(running, tmp_path, "900,900")
+        dom, _ = await browse(running, tmp_path, "900,900", pipeline="p")
     assert (shown(dom, "pipeline"), shown(dom, "state")) == ("p", "no controller")
     assert cells(dom, "machine-table") == [["a", "4", "5", "0", "0"], ["b", "1", "1", "0", "0"]]
     assert sorted(row[0] for row in cells(dom, "configuration")) == [
@@ -223,6 +230,6 @@ async def test_a_browser_shows_one_namespace_and_counts_no_function_of_that_name
         labels = {"smoe.pipeline": "p", "smoe.nodes": "expert-0-0"}
         await running.deploy("p-expert-0-0", 1, labels=labels)
         await running.deploy("p-expert-0-0", 4, labels=labels, namespace="team-a")
-        dom, _ = await browse(running, tmp_path, "900,900", query)
+        dom, _ = await browse(running, tmp_path, "900,900", query, "p")
     assert (shown(dom, "pipeline"), shown(dom, "pipelines")) == ("p", pipelines)
     assert cells(dom, "machine-table") == machines

@@ -237,7 +237,7 @@ def test_limits_do_not_grow_further_while_a_resize_waits(double: Running, storie
 # a node that is gone
 
 
-def test_replicas_of_a_lost_node_are_elsewhere_in_the_next_tick_with_their_limits(
+def test_replicas_of_a_lost_node_are_elsewhere_once_it_is_given_up_with_their_limits(
     double: Running, stories: Stories
 ) -> None:
     story = stories()
@@ -246,7 +246,7 @@ def test_replicas_of_a_lost_node_are_elsewhere_in_the_next_tick_with_their_limit
     double.do(lambda: double.cluster.lose_node("node-1"))
     story.tick()
     assert story.kinds() == [(F, "node lost")] * 2
-    double.do(lambda: double.cluster.evict_lost(TICK_S))
+    double.do(lambda: double.cluster.evict_lost(30.0))
     story.tick(2)
     alive = [pod for pod in double.pods(F) if "deletionTimestamp" not in pod["metadata"]]
     assert [pod["spec"]["nodeName"] for pod in alive] == ["node-2"] * 2

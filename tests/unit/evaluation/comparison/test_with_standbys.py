@@ -61,7 +61,7 @@ def test_in_bursts_standbys_lower_the_p95_of_few_replicas_for_less_than_more_of_
 @pytest.mark.parametrize("base", ["hpa", "kpa", "elasticmoe", "last-window", "static"])
 def test_every_candidate_with_standbys_is_a_file_that_the_policy_takes(base: str, tmp_path: Path) -> None:
     name, settings = f"{base}+burst", candidates_of(f"{base}+burst")
-    assert len(settings) in (8, 12) and len(settings) <= max(8, len(CANDIDATES.get(base, ())))
+    assert len(settings) in (16, 24) and len(settings) <= max(24, len(CANDIDATES.get(base, ())))
     for setting in settings:
         write_setting(tmp_path, f"{base}-burst", setting)
         made = policy_of(name, paper_workload("bert-4"), replace(GRID, settings=tmp_path), CELL)
