@@ -22,11 +22,10 @@ def uniform_configurations(
     replica_counts: Sequence[int],
     concurrency: int,
     *,
-    resources: Sequence[Resource] | None = None,
     memory_mb: Callable[[int, float], int] | None = None,
     order: Callable[[Configuration], float] | None = None,
 ) -> list[Configuration]:
-    """Every one of ``resources`` (None: all of ``space``) with each of ``replica_counts``, replica counts outermost.
+    """Every resource of ``space`` with each of ``replica_counts``, replica counts outermost.
 
     ``memory_mb``: replicas and CPU cores → memory of a replica; None: the smallest there is. ``order``: sorts the
     result, ascending; configurations of equal value stay in the order of enumeration.
@@ -37,7 +36,7 @@ def uniform_configurations(
             smallest_mb if memory_mb is None else memory_mb(replicas, cores), cores, share, replicas, concurrency
         )
         for replicas in replica_counts
-        for cores, share in (space.resources if resources is None else resources)
+        for cores, share in space.resources
     ]
     return candidates if order is None else sorted(candidates, key=order)
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from autoscaler.capacity import replica_needs
 from autoscaler.contract import Burst, Configuration, Observation, Resources
 from evaluation.bound.last_window import LastWindowPolicy, LastWindowSettings
+from rl.agent.contract import Floats32
 from simulation.arrays import Floats
 from simulation.workloads.workload import Workload
 
@@ -55,12 +56,18 @@ AXES = (
 mean seconds may take, of which the mean over all experts counts."""
 NAMES = tuple(axis.name for axis in AXES)
 LOOK_BACK_S = 0.25
-"""Seconds of arrivals that activate standbys; fixed, as the shortest tried was the best at all settings."""
+"""Seconds of arrivals that activate standbys: fixed, the shorter of two that were tried; in some hours half a second is
+as good."""
 
 
 def action_of(values: Mapping[str, float]) -> Actions:
     """[6] float32 of ``values`` by :data:`NAMES`."""
     return np.array([axis.action(values[axis.name]) for axis in AXES], dtype=np.float32)
+
+
+def room_of(room: Floats32 | None) -> Resources | None:
+    """[3] of a state (:attr:`rl.agent.contract.State.room`) as what the cluster has for experts."""
+    return None if room is None else Resources(*map(float, room))
 
 
 class Staffing:

@@ -14,12 +14,12 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from autoscaler.contract import SLO_QUANTILE, Resources
+from autoscaler.contract import SLO_QUANTILE
 from autoscaler.prices import total_cost
 from rl.agent.contract import State
 from rl.env import Observed, state_spaces
 from rl.episodes import Episode
-from rl.staffing.action import AXES, Staffing
+from rl.staffing.action import AXES, Staffing, room_of
 from rl.staffing.risk import RiskSettings, risk
 from simulation.arrays import Floats
 
@@ -73,7 +73,7 @@ class StaffingEnv(gymnasium.Env[Observed, NDArray[np.float32]]):
     def step(self, action: NDArray[np.float32]) -> tuple[Observed, float, bool, bool, dict[str, Any]]:
         episode, mask = self._episode, self.mask
         numbers = np.asarray(action, dtype=np.float32).reshape(*mask.shape, len(AXES) + 1)[mask]
-        priority, room = 1.0 + numbers[:, -1].astype(np.float64), room_of(episode.state())
+        priority, room = 1.0 + numbers[:, -1].astype(np.float64), room_of(episode.state().room)
         desired = self._staffing.desired(episode.observation, numbers[:, :-1], priority, room)
         outcome = episode.order(desired or episode.present)
         costs = self._costs()
@@ -91,11 +91,6 @@ class StaffingEnv(gymnasium.Env[Observed, NDArray[np.float32]]):
         costs = np.zeros(mask.shape)
         costs[mask] = [getattr(by_node[node.id], episode.settings.meter) for node in episode.workload.experts]
         return costs / episode.reference
-
-
-def room_of(state: State) -> Resources | None:
-    """What the cluster has for experts."""
-    return None if state.room is None else Resources(*map(float, state.room))
 
 
 def observed(state: State) -> Observed:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from autoscaler.checked import NotNegative, Positive, PositiveShare
-from autoscaler.contract import Configuration, Memory, Observation, Policy, Proposal, Resources
+from autoscaler.contract import Configuration, Memory, Observation, Policy, Proposal
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making
 from evaluation.bound.last_window import MakingSettings as PlannerSettings
@@ -21,7 +21,7 @@ from rl.agent.doubts import RANGES, Doubts
 from rl.agent.errors import NetworkError
 from rl.features import Encoder, calls_of
 from rl.features.ranges import Ranges
-from rl.staffing.action import AXES, NAMES, Actions, Staffing, action_of
+from rl.staffing.action import AXES, NAMES, Actions, Staffing, action_of, room_of
 from rl.staffing.export import load
 from rl.staffing.networks import StaffingActor
 from simulation.arrays import Floats
@@ -87,9 +87,7 @@ def proposal(
 ) -> Proposal:
     """What is asked for, each with the six numbers as the reason. ``actions`` [experts, numbers], ``priority``
     [experts], ``room`` [cores, MiB, tenths of a GPU]."""
-    desired: Mapping[str, Configuration] = staffing.desired(
-        observation, actions, priority, None if room is None else Resources(*map(float, room))
-    )
+    desired: Mapping[str, Configuration] = staffing.desired(observation, actions, priority, room_of(room))
     if not desired:
         missing = "no data: the load of an expert is not known, and all are planned together"
         return Proposal({}, {node.function: missing for node in workload.experts}, memory)
