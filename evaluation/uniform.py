@@ -13,10 +13,6 @@ from autoscaler.capacity import needs
 from autoscaler.contract import Configuration, ConfigurationSpace
 from simulation.workloads.workload import Workload
 
-Resource = tuple[float, float]
-"""CPU cores and GPU share, one of which is 0."""
-
-
 def uniform_configurations(
     space: ConfigurationSpace,
     replica_counts: Sequence[int],
