@@ -13,6 +13,7 @@ from autoscaler.capacity import needs
 from autoscaler.contract import Configuration, ConfigurationSpace
 from simulation.workloads.workload import Workload
 
+
 def uniform_configurations(
     space: ConfigurationSpace,
     replica_counts: Sequence[int],
