@@ -18,6 +18,7 @@ from autoscaler.platforms.openfaas import OpenFaasPlatform
 from autoscaler.policies import Making, hpa_settings, make_policy
 from autoscaler.policy.fallback import FallbackPolicy, FallbackSettings
 from autoscaler.policy.hpa import HpaPolicy
+from autoscaler.policy.instances import InstancesPolicy
 from autoscaler.prices import DEFAULT_SHEET, load_prices
 from autoscaler.settings import LEARNT, ControllerSettings, runtime_of, window_of
 from autoscaler.topology import load_topology
@@ -44,6 +45,8 @@ def build_controller(settings: ControllerSettings, platform: Platform | None = N
     watch = _watch(settings)
     if watch is not None:
         policy = FallbackPolicy(policy, HpaPolicy(hpa_settings(making)), watch)
+    if topology.generates:
+        policy = InstancesPolicy(policy)
     auth = None if settings.password is None else (settings.user, settings.password)
     logger = None
     if settings.log_dir is not None:
@@ -75,11 +78,11 @@ def build_controller(settings: ControllerSettings, platform: Platform | None = N
 
 def _watch(settings: ControllerSettings) -> FallbackSettings | None:
     """How the policy is watched; None where it is not."""
-    if settings.slo_s is None or settings.fallback_windows == 0:
+    if not settings.targets.any or settings.fallback_windows == 0:
         return None
     if settings.fallback_windows is None:
-        return FallbackSettings(settings.slo_s) if settings.policy in LEARNT else None
-    return FallbackSettings(settings.slo_s, settings.fallback_windows)
+        return FallbackSettings(settings.targets) if settings.policy in LEARNT else None
+    return FallbackSettings(settings.targets, settings.fallback_windows)
 
 
 def build_platform(

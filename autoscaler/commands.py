@@ -82,7 +82,7 @@ def autoscale(
         if as_json:
             click.echo(json.dumps(summary(report, bill, conditions)))
         else:
-            click.echo(line(report, bill, conditions, settings.slo_s, process.currency))
+            click.echo(line(report, bill, conditions, settings.targets, process.currency))
 
     process = ControllerProcess(settings, pipeline, report_tick, ticks)
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -27,6 +27,7 @@ __all__ = [
     "ConfigurationSpace",
     "Cost",
     "Decision",
+    "GenerationObservation",
     "LayerObservation",
     "Machine",
     "Memory",
@@ -82,6 +83,8 @@ class Topology:
     edges: tuple[tuple[str, str], ...]
     dtype: str = "float32"
     """Type of weights, and of tokens on the way."""
+    generates: bool = False
+    """Whether it is a decoder, whose segments keep the keys and values of texts."""
 
     def experts(self, layer: int) -> tuple[NodeInfo, ...]:
         """Experts of MoE layer ``layer`` in order; empty outside 0 … layers-1."""
@@ -179,6 +182,29 @@ class LayerObservation:
     """95th percentile from scatter to the last gather."""
 
 
+@dataclass(frozen=True, slots=True)
+class GenerationObservation:
+    """A decoder's texts in one window, as the ingresses report them under vLLM's names."""
+
+    ttft_p50_s: float | None = None
+    """From a text's arrival to its first token; None where no first token was written."""
+    ttft_p95_s: float | None = None
+    tpot_p50_s: float | None = None
+    """From one token of a text to its next, over all tokens of the window."""
+    tpot_p95_s: float | None = None
+    running: float | None = None
+    """Texts that take part in iterations, at the end of the window."""
+    waiting: float | None = None
+    """Queue: texts that wait for pages, for an instance, or for their reader, at the end of the window."""
+    kv_usage: float | None = None
+    """Part of the instances' pages of keys and values in use, 0 to 1, at the end of the window."""
+    prompt_tokens_per_s: float | None = None
+    """Tokens of prompts whose first token was written."""
+    written_tokens_per_s: float | None = None
+    preemptions: float | None = None
+    """Texts that gave their pages back to others."""
+
+
 @dataclass(frozen=True)
 class Observation:
     """One window of the whole pipeline."""
@@ -202,6 +228,8 @@ class Observation:
     """What is missing or stale, in sentences."""
     stale: bool = False
     """Too little or too old data to decide on."""
+    generation: GenerationObservation | None = None
+    """A decoder's texts; None for any other pipeline, and for one that keeps no keys and values."""
 
     @property
     def window_s(self) -> float:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
-from autoscaler.contract import TickReport
+from autoscaler.contract import GenerationObservation, TickReport
 from autoscaler.loop import short
 from autoscaler.platforms.shadow import ShadowBill
 from autoscaler.prices import money
+from autoscaler.state.targets import Targets
 
+NO_TARGETS = Targets()
 SHOWN = 8
 """Changes named in one line for people."""
 
@@ -28,6 +31,7 @@ def summary(report: TickReport, bill: ShadowBill | None = None, conditions: Sequ
         "requests_per_s": observation.requests_per_s,
         "p50_s": observation.latency_p50_s,
         "p95_s": observation.latency_p95_s,
+        "generation": None if observation.generation is None else asdict(observation.generation),
         "failed": observation.failed,
         "stale": observation.stale,
         "problems": list(observation.problems),
@@ -59,14 +63,12 @@ def line(
     report: TickReport,
     bill: ShadowBill | None = None,
     conditions: Sequence[object] = (),
-    slo_s: float | None = None,
+    targets: Targets = NO_TARGETS,
     currency: str = "USD",
 ) -> str:
     """A tick in one line for people. Where nothing changes, it has the reason of most functions."""
     observation = report.observation
-    p95 = "–" if observation.latency_p95_s is None else f"{observation.latency_p95_s * 1000:.1f} ms"
-    if slo_s is not None:
-        p95 += f" of {slo_s * 1000:g} ms" + (" OVER" if (observation.latency_p95_s or 0.0) > slo_s else "")
+    p95 = _tail("P95", observation.latency_p95_s, targets.slo_s) + _texts(observation.generation, targets)
     rps = "–" if observation.requests_per_s is None else f"{observation.requests_per_s:.1f}/s"
     changes = [
         f"{decision.function} {short(decision.present)} → {short(decision.target)}"
@@ -82,7 +84,24 @@ def line(
     shadow = "" if bill is None else f"; {bill.line()}"
     obstacles = "".join(f"; {condition}" for condition in conditions[:SHOWN])
     cost = _cost(report, currency)
-    return f"{held}requests {rps}, P95 {p95}{cost}, {len(changes)} changes{dry}{failed}{named}{shadow}{obstacles}"
+    return f"{held}requests {rps}, {p95}{cost}, {len(changes)} changes{dry}{failed}{named}{shadow}{obstacles}"
+
+
+def _tail(name: str, p95_s: float | None, target_s: float | None) -> str:
+    text = f"{name} –" if p95_s is None else f"{name} {p95_s * 1000:.1f} ms"
+    if target_s is None:
+        return text
+    return f"{text} of {target_s * 1000:g} ms" + (" OVER" if (p95_s or 0.0) > target_s else "")
+
+
+def _texts(generation: GenerationObservation | None, targets: Targets) -> str:
+    """A decoder's P95 of first and next tokens, its texts, and its pages in use."""
+    if generation is None:
+        return ""
+    first = _tail("TTFT", generation.ttft_p95_s, targets.ttft_s)
+    following = _tail("TPOT", generation.tpot_p95_s, targets.tpot_s)
+    running, waiting = (f"{count or 0:.0f}" for count in (generation.running, generation.waiting))
+    return f", {first}, {following}, texts {running} + {waiting} waiting, KV {generation.kv_usage or 0:.0%}"
 
 
 def _cost(report: TickReport, currency: str) -> str:

@@ -17,9 +17,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from autoscaler.contract import Decision, TickReport
 from autoscaler.loop import short
 from autoscaler.platforms.shadow import METERS, ShadowBill
+from autoscaler.state.targets import Targets
 from autoscaler.view import result_of, worth_reporting
 
 SLO = "smoe_controller_slo_seconds"
+TTFT_SLO = "smoe_controller_ttft_slo_seconds"
+TPOT_SLO = "smoe_controller_tpot_slo_seconds"
 COST = "smoe_controller_cost_per_hour"
 DECISION = "smoe_controller_decision_seconds"
 LAST_TICK = "smoe_controller_last_tick_timestamp_seconds"
@@ -38,10 +41,10 @@ EVERYWHERE = "0.0.0.0"  # noqa: S104  (Prometheus comes from elsewhere)
 class ControllerMetrics:
     """A collector of the controller's own numbers; label ``pipeline`` everywhere. ``bill``: of a shadow."""
 
-    def __init__(self, pipeline: str, slo_s: float | None, bill: ShadowBill | None = None) -> None:
+    def __init__(self, pipeline: str, targets: Targets, bill: ShadowBill | None = None) -> None:
         self._bill = bill
         self._pipeline = pipeline
-        self._slo_s = slo_s
+        self._targets = targets
         self._last: TickReport | None = None
         self._results: Counter[str] = Counter()
         self._windows: Counter[str] = Counter()
@@ -61,9 +64,15 @@ class ControllerMetrics:
             del self._decided[function]
 
     def collect(self) -> Iterator[Metric]:
-        slo = GaugeMetricFamily(SLO, "Target of the P95 latency", labels=["pipeline"])
-        if self._slo_s is not None:
-            slo.add_metric([self._pipeline], self._slo_s)
+        targets = []
+        for name, words, target_s in (
+            (SLO, "Target of the P95 latency", self._targets.slo_s),
+            (TTFT_SLO, "Target of the P95 of the time to a text's first token", self._targets.ttft_s),
+            (TPOT_SLO, "Target of the P95 of the time between a text's tokens", self._targets.tpot_s),
+        ):
+            targets.append(GaugeMetricFamily(name, words, labels=["pipeline"]))
+            if target_s is not None:
+                targets[-1].add_metric([self._pipeline], target_s)
         cost = GaugeMetricFamily(COST, "Cost of an hour as the last window was", labels=["pipeline", "meter"])
         decision = GaugeMetricFamily(DECISION, "Seconds that the last decision took", labels=["pipeline"])
         tick = GaugeMetricFamily(LAST_TICK, "Unix time of the last window's end", labels=["pipeline"])
@@ -87,7 +96,7 @@ class ControllerMetrics:
         )
         for labels, end_s in list(self._decided.values()):
             last_decision.add_metric([self._pipeline, *labels], end_s)
-        yield from (slo, cost, decision, tick, made, windows, last_decision)
+        yield from (*targets, cost, decision, tick, made, windows, last_decision)
         if self._bill is not None:
             yield self._shadow_cost(self._bill)
 

@@ -20,7 +20,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from autoscaler.contract import Burst, Configuration, Cost, LayerObservation, NodeObservation, Observation, TickReport
+from autoscaler.contract import (
+    Burst,
+    Configuration,
+    Cost,
+    GenerationObservation,
+    LayerObservation,
+    NodeObservation,
+    Observation,
+    TickReport,
+)
 from autoscaler.errors import LogError
 
 SCHEMA_VERSION = 1
@@ -47,7 +56,10 @@ def _names(kind: type) -> list[str]:
 
 _NODE_FIELDS = _numbers(NodeObservation._fields, ("configuration",))
 _LAYER_FIELDS = _numbers(_names(LayerObservation), ("layer",))
-_PIPELINE_FIELDS = _numbers(_names(Observation), ("nodes", "layers", "problems", "stale", "start_s", "end_s"))
+_PIPELINE_FIELDS = _numbers(
+    _names(Observation), ("nodes", "layers", "problems", "stale", "start_s", "end_s", "generation")
+)
+_GENERATION_FIELDS = _numbers(_names(GenerationObservation), ())
 _COSTS = {"cost_busy": _F, "cost_provisioned": _F}
 _TIMES = {"start_s": _F, "end_s": _F}
 
@@ -64,6 +76,7 @@ PIPELINE = pa.schema(
     {
         **_TIMES,
         **_PIPELINE_FIELDS,
+        **{f"generation_{name}": kind for name, kind in _GENERATION_FIELDS.items()},
         "stale": _B,
         "problems": pa.list_(_S),
         "policy": _S,
@@ -213,6 +226,7 @@ def pipeline_columns(report: TickReport, slo_s: float | None) -> Columns:
     """One row: the window as a whole."""
     observation = report.observation
     row = {name: getattr(observation, name) for name in (*_TIMES, *_PIPELINE_FIELDS, "stale")}
+    row |= {f"generation_{name}": getattr(observation.generation, name, None) for name in _GENERATION_FIELDS}
     row |= {
         "problems": list(observation.problems),
         "policy": report.policy,

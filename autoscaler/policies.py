@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -63,6 +63,11 @@ class Making:
     @property
     def bounds(self) -> dict[str, int]:
         return {"min_replicas": self.settings.min_replicas, "max_replicas": self.settings.max_replicas}
+
+    @property
+    def targets(self) -> dict[str, float | None]:
+        """λ, by the names of :class:`autoscaler.state.targets.Targets`."""
+        return asdict(self.settings.targets)
 
     def plan(self) -> Plan:
         """The stored plan. Raises SettingsError."""
@@ -218,9 +223,9 @@ def _apa(making: Making) -> Policy:
 
 
 def _slo_aware(making: Making) -> Policy:
-    if making.settings.slo_s is None:
-        raise SettingsError("slo_s is None; the policy slo-aware needs an SLO (--slo-ms)")
-    given = {"slo_s": making.settings.slo_s, "kinds": making.kinds, **making.bounds}
+    if not making.settings.targets.any:
+        raise SettingsError("slo_s is None; the policy slo-aware needs a target (--slo-ms, --ttft-ms, --tpot-ms)")
+    given = {**making.targets, "kinds": making.kinds, **making.bounds}
     return SloAwarePolicy(making.settings_as(SloAwareSettings, **given))
 
 

@@ -49,7 +49,7 @@ class ControllerProcess:
         self._bill = (
             None if shadow is None else ShadowBill(shadow, self._controller.prices, self._controller.policy.name)
         )
-        self._metrics = ControllerMetrics(pipeline, settings.slo_s, self._bill)
+        self._metrics = ControllerMetrics(pipeline, settings.targets, self._bill)
 
     @property
     def currency(self) -> str:

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from autoscaler.checked import Checked, Flag, FromOne, FromZero, NotNegative, Positive, PositiveShare, Rule
 from autoscaler.contract import NAMESPACE, ConfigurationSpace
+from autoscaler.state.targets import Targets
 from platform_words.memory import FORKED, RuntimeMemory, container_memory
 
 POLICY_NAMES = (
@@ -68,6 +69,10 @@ class ControllerSettings(Checked):
     """Seconds an observation covers. [default: one interval; 30 with --prometheus]"""
     slo_s: Annotated[Positive | None, Flag("--slo-ms", times=1000)] = None
     """Latency target, P95 in milliseconds."""
+    ttft_s: Annotated[Positive | None, Flag("--ttft-ms", times=1000)] = None
+    """Decoders: target of the P95 from a text's arrival to its first token, in milliseconds."""
+    tpot_s: Annotated[Positive | None, Flag("--tpot-ms", times=1000)] = None
+    """Decoders: target of the P95 from one token of a text to its next, in milliseconds."""
     namespace: str = NAMESPACE
     """What the gateway calls the functions' namespace; its home is always openfaas-fn, whatever that is called in the
     cluster."""
@@ -143,6 +148,11 @@ class ControllerSettings(Checked):
     """Seconds a tick may stand still before this controller counts as hung: it renews its lease no more and is not
     healthy. [default: 3 intervals, at least 30]"""
 
+    @property
+    def targets(self) -> Targets:
+        """λ, as the policies that know it take it."""
+        return Targets(self.slo_s, self.ttft_s, self.tpot_s)
+
     def rules(self) -> Iterable[Rule]:
         stored, factor = self.policy in ("tuned-hpa", *PLAN_NAMES), self.max_step_factor
         home = self.kubernetes_namespace in (None, self.namespace) or self.namespace == NAMESPACE
@@ -156,7 +166,7 @@ class ControllerSettings(Checked):
             ("kubernetes_namespace", home, f"none next to namespace {self.namespace}: only {NAMESPACE} is a home"),
             ("lease", self.lease is None or self.platform == "kubernetes", "none: this platform has no leases"),
             ("dry_run", not (self.dry_run and self.shadow), "one of dry_run and shadow"),
-            ("slo_s", self.slo_s is not None or not self.fallback_windows, "a target, as fallback_windows needs one"),
+            ("slo_s", self.targets.any or not self.fallback_windows, "a target, as fallback_windows needs one"),
             ("min_replicas", self.min_replicas <= self.max_replicas, "1 to max_replicas"),
             ("max_functions", self.max_functions != 1, "0, or 2 or more"),
             ("max_step_factor", factor == 0 or factor > 1, "0, or above 1"),

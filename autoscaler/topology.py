@@ -36,4 +36,5 @@ def load_topology(directory: Path, max_functions: int = 0) -> Topology:
         for node in manifest.nodes
     ]
     edges = tuple(manifest.edges)
-    return Topology(manifest.name, digest, manifest.layers, (ingress, *nodes), edges, manifest.dtype)
+    generates = manifest.task == "causal-lm"
+    return Topology(manifest.name, digest, manifest.layers, (ingress, *nodes), edges, manifest.dtype, generates)

@@ -79,6 +79,7 @@ class View:
             "end_s": observation.end_s,
             "window_s": observation.window_s,
             "slo_s": self._slo_s,
+            "generation": observation.generation,
             "currency": self._currency,
             **{name: getattr(observation, name) for name in WINDOW},
             "cost": cost,

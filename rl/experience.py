@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autoscaler.contract import LayerObservation, NodeObservation, Observation
+from autoscaler.contract import GenerationObservation, LayerObservation, NodeObservation, Observation
 from autoscaler.logger import configuration_of, read_pipeline, read_windows
 from rl.agent.contract import State
 from rl.features import Encoder, History
@@ -23,7 +23,9 @@ from simulation.arrays import Floats
 _NODE = tuple(name for name in NodeObservation._fields if name != "configuration")
 _LAYER = tuple(entry.name for entry in fields(LayerObservation) if entry.name != "layer")
 _WINDOW = tuple(
-    entry.name for entry in fields(Observation) if entry.name not in ("nodes", "layers", "problems", "stale")
+    entry.name
+    for entry in fields(Observation)
+    if entry.name not in ("nodes", "layers", "problems", "stale", "generation")
 )
 SLACK = 0.5
 """Share of a window by which the next one may begin late, or overlap, and still follow it."""
@@ -72,6 +74,7 @@ def ticks(folder: Path) -> Iterator[Tick]:
                 layers=tuple(_layers(nodes)),
                 problems=tuple(whole["problems"] or ()),
                 stale=bool(whole["stale"]),
+                generation=_generation(whole),
             ),
             {row["node"]: row["cost_busy"] for row in nodes},
             {row["node"]: row["cost_provisioned"] for row in nodes},
@@ -120,6 +123,12 @@ def _experience(encoder: Encoder, tick: Tick, state: State, following: State) ->
     return Experience(
         state, following.present, total(tick.busy), total(tick.provisioned), tick.observation.latency_p95_s, following
     )
+
+
+def _generation(row: Mapping[str, Any]) -> GenerationObservation | None:
+    """None also of files from before it was stored."""
+    numbers = {entry.name: row.get(f"generation_{entry.name}") for entry in fields(GenerationObservation)}
+    return None if numbers["running"] is None else GenerationObservation(**numbers)
 
 
 def _node(row: Mapping[str, Any]) -> NodeObservation:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autoscaler.state.readings import SHAPES, Series
+from functions.serving import generation_metric_names as texts
 from functions.serving import metric_names as ingress
 from gateway import metric_names as gateway
 
@@ -21,6 +22,14 @@ METRICS: Mapping[Series, str] = {
     Series.NODE_TOKENS: ingress.NODE_TOKENS,
     Series.NODE_TOKENS_PEAK: ingress.NODE_TOKENS_PEAK,
     Series.LAYER_BARRIER_SECONDS: ingress.LAYER_BARRIER_SECONDS,
+    Series.TEXTS_RUNNING: texts.TEXTS_RUNNING,
+    Series.TEXTS_WAITING: texts.TEXTS_WAITING,
+    Series.KV_USAGE: texts.KV_USAGE,
+    Series.TTFT_SECONDS: texts.TTFT_SECONDS,
+    Series.TPOT_SECONDS: texts.TPOT_SECONDS,
+    Series.PROMPT_TOKENS: texts.PROMPT_TOKENS,
+    Series.WRITTEN_TOKENS: texts.WRITTEN_TOKENS,
+    Series.PREEMPTIONS: texts.PREEMPTIONS,
     Series.REPLICAS_WANTED: gateway.SERVICE_COUNT,
     Series.REPLICAS_BY_STATE: gateway.FUNCTION_REPLICAS,
     Series.STANDBY_ACTIVATED_SECONDS: gateway.STANDBY_ACTIVATED_SECONDS,

@@ -51,6 +51,8 @@ def selector(series: Series, pipeline: str, namespace: str = NAMESPACE) -> str:
         name += "_bucket"
     if "pipeline" in shape.labels:
         return f'{name}{{pipeline="{pipeline}"}}'
+    if "model_name" in shape.labels:
+        return f'{name}{{model_name="{pipeline}"}}'
     if "function_name" in shape.labels:
         functions = f"{re.escape(pipeline)}(-.+)?[.]{re.escape(namespace)}".replace("\\", "\\\\")
         more = f",{ONLY[series]}" if series in ONLY else ""

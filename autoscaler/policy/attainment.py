@@ -16,20 +16,18 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autoscaler.checked import Checked
 from autoscaler.configuration import Configuration
 from autoscaler.contract import Memory, NodeKind, NodeObservation, Observation, Proposal
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making
 from autoscaler.policy.rows import by_function
+from autoscaler.state.targets import Tail, Targets
 
 
 @dataclass(frozen=True)
-class AttainmentSettings(Checked):
+class AttainmentSettings(Targets):
     """When the estimator calls for a step."""
 
-    slo_s: float
-    """Seconds that a request may take."""
     target: float = 0.9
     """Share of requests within the SLO below which a window violates it."""
     up_windows: int = 2
@@ -53,12 +51,12 @@ class Streak:
     slack: int = 0
 
 
-def attainment(observation: Observation, slo_s: float) -> float | None:
-    """Share of requests within the SLO, 0 to 1; None where the window has no latencies.
+def attainment(tail: Tail) -> float | None:
+    """Share of requests (or tokens) within the target, 0 to 1; None where the window has no latencies.
 
-    Worked example: P50 0.1 s, P95 0.3 s and an SLO of 0.2 s give 0.725.
+    Worked example: P50 0.1 s, P95 0.3 s and a target of 0.2 s give 0.725.
     """
-    quantiles = ((0.5, observation.latency_p50_s), (0.95, observation.latency_p95_s), (0.99, observation.latency_p99_s))
+    quantiles, slo_s = ((0.5, tail.p50_s), (0.95, tail.p95_s), (0.99, tail.p99_s)), tail.target_s
     points = [(0.0, 0.0), *((share, latency) for share, latency in quantiles if latency is not None)]
     if len(points) == 1:
         return None
@@ -79,14 +77,17 @@ class AttainmentPolicy:
     def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal:
         streak = memory if isinstance(memory, Streak) else Streak()
         rows = by_function(observation, self.settings.kinds)
-        share = attainment(observation, self.settings.slo_s)
-        if share is None:
+        s = self.settings
+        shares = [(share, tail) for tail in s.tails(observation) if (share := attainment(tail)) is not None]
+        if not shares:
             reason = "no request ended in this window, so attainment is not known"
             return Proposal({}, dict.fromkeys(rows, reason), streak)
-        s = self.settings
-        slack = observation.latency_p95_s is not None and observation.latency_p95_s <= s.slack * s.slo_s
+        share, tail = min(shares, key=lambda pair: pair[0])
+        excess = s.excess(observation)
+        slack = excess is not None and excess <= s.slack
         streak = Streak(streak.violating + 1 if share < s.target else 0, streak.slack + 1 if slack else 0)
-        measured = f"{share:.0%} of requests within {s.slo_s:g} s"
+        what = "requests" if tail.name == "P95" else tail.name
+        measured = f"{share:.0%} of {what} within {tail.target_s:g} s"
         if streak.violating >= s.up_windows:
             desired, reasons = self._up(rows, measured)
             return Proposal(desired, reasons, Streak())
@@ -141,8 +142,8 @@ def _latency_s(nodes: Sequence[NodeObservation]) -> float | None:
 
 
 def make(making: Making) -> AttainmentPolicy:
-    """``--policy autoscaler.policy.attainment:make``. Raises SettingsError without an SLO."""
-    if making.settings.slo_s is None:
-        raise SettingsError("slo_s is None; the policy attainment needs an SLO (--slo-ms)")
-    given = {"slo_s": making.settings.slo_s, "kinds": making.kinds, **making.bounds}
+    """``--policy autoscaler.policy.attainment:make``. Raises SettingsError without a target."""
+    if not making.settings.targets.any:
+        raise SettingsError("slo_s is None; the policy attainment needs a target (--slo-ms, --ttft-ms, --tpot-ms)")
+    given = {**making.targets, "kinds": making.kinds, **making.bounds}
     return AttainmentPolicy(making.settings_as(AttainmentSettings, **given))

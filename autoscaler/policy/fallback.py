@@ -19,13 +19,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from autoscaler.contract import Configuration, Memory, Observation, Policy, Proposal
+from autoscaler.state.targets import Targets
 
 
 @dataclass(frozen=True)
 class FallbackSettings:
-    """``slo_s``: the target of the pipeline's P95."""
+    """``targets``: λ, of the pipeline's P95 or of a decoder's tokens."""
 
-    slo_s: float
+    targets: Targets
     windows: int = 3
     """Windows in a row of missed SLO and a desire for less, or of a missed prediction, after which the other policy
     takes over."""
@@ -34,7 +35,7 @@ class FallbackSettings:
     calm_windows: int = 12
     """Windows in a row with the SLO kept and without doubt, after which the chosen policy is tried again."""
     far: float = 2.0
-    """P95 over λ above which a prediction has missed."""
+    """P95 over its target above which a prediction has missed."""
     look_back: int = 5
     """Windows whose loads were seen before."""
 
@@ -113,9 +114,9 @@ def _judged(
     number that is none, only for the policy's doubt."""
     if observation.stale:
         return before
-    latency_s = observation.latency_p95_s
-    judged = latency_s is not None and latency_s >= 0  # NaN is not
-    missed = judged and latency_s is not None and latency_s > settings.slo_s
+    excess = settings.targets.excess(observation)
+    judged = excess is not None
+    missed = excess is not None and excess > 1.0
     after = replace(before, loads=_loads(before, observation, settings))
     doubted = before.doubted + 1 if proposal.doubt else 0
     if before.why:
@@ -133,9 +134,9 @@ def _fault(before: FallbackMemory, observation: Observation, proposal: Proposal,
     """What the policy did wrong in a window that misses the SLO; empty: nothing."""
     if wants_less(observation, proposal.desired):
         return "it wanted less while the SLO was missed"
-    load, latency_s = observation.requests_per_s, observation.latency_p95_s or 0.0
+    load, excess = observation.requests_per_s, settings.targets.excess(observation) or 0.0
     is_known = load is not None and load <= max(before.loads, default=0.0)
-    if is_known and latency_s > settings.far * settings.slo_s:
+    if is_known and excess > settings.far:
         return f"P95 is above {settings.far:g} times the target at a load that it had seen"
     return ""
 

@@ -1,7 +1,8 @@
 """llm-d's SLO-aware autoscaling ("epp-saturation") as a policy: replicas from the tail's latency over the SLO.
 
 Source: llm-d/llm-d, guides/workload-autoscaling/README.slo-aware.md, the control law. The saturation is the P90 of
-requests over the SLO, clamped and averaged over 45 s. Above a band the replicas grow in its proportion, less what is on
+requests over the SLO, clamped and averaged over 45 s; with targets for a decoder's tokens the largest of their P90
+over target, as the guide has it for TTFT and TPOT. Above a band the replicas grow in its proportion, less what is on
 its way already; below they shrink. Kubernetes' HPA then limits rate and direction.
 
 Departures: the P90 is the measured one, which the guide falls back to where no latency predictor runs, read off the
@@ -15,21 +16,20 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from autoscaler.checked import AboveOne, Checked, FromOne, FromZero, NotNegative, Positive, PositiveShare, Rule
+from autoscaler.checked import AboveOne, FromOne, FromZero, NotNegative, Positive, PositiveShare, Rule
 from autoscaler.contract import Configuration, Memory, NodeKind, Observation, Proposal
 from autoscaler.policy.pace import NOTHING, History, Pace, limit
 from autoscaler.policy.rows import EVERY_KIND, by_function
+from autoscaler.state.targets import Targets
 
 TAIL = 0.9
 
 
 @dataclass(frozen=True)
-class SloAwareSettings(Checked):
+class SloAwareSettings(Targets):
     """Thresholds, clamp and times are the guide's."""
 
     title = "slo-aware"
-    slo_s: Positive
-    """Seconds that a request may take."""
     up_threshold: PositiveShare = 0.55
     """Saturation above which replicas are added: before the SLO is broken, as latency rises steeply there."""
     down_threshold: PositiveShare = 0.4
@@ -47,7 +47,10 @@ class SloAwareSettings(Checked):
     kinds: frozenset[NodeKind] = EVERY_KIND
 
     def rules(self) -> tuple[Rule, ...]:
-        return (("down_threshold", self.down_threshold < self.up_threshold, "below up_threshold"),)
+        return (
+            ("slo_s", self.any, "a target, where ttft_s and tpot_s are none"),
+            ("down_threshold", self.down_threshold < self.up_threshold, "below up_threshold"),
+        )
 
 
 class Remembered(NamedTuple):
@@ -74,11 +77,11 @@ class SloAwarePolicy:
     def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal:
         past = memory if isinstance(memory, Remembered) else Remembered()
         rows = by_function(observation, self.settings.kinds)
-        tail_s = p90_s(observation)
-        if tail_s is None and observation.in_flight:
-            reason = "no data: no request ended in this window, and some are under way"
+        measured = saturation_of(observation, self.settings)
+        if measured is None:
+            reason = "no data: nothing that has a target ended in this window, and requests are under way"
             return Proposal({}, dict.fromkeys(rows, reason), past)
-        saturation = min((tail_s or 0.0) / self.settings.slo_s, self.settings.clamp)
+        what, saturation = measured
         samples = (*(s for s in past.samples if s[0] > now_s - self.settings.smoothing_s), (now_s, saturation))
         smoothed = sum(value for _, value in samples) / len(samples)
         histories, desired, reasons = dict(past.histories), dict[str, Configuration](), dict[str, str]()
@@ -91,14 +94,26 @@ class SloAwarePolicy:
             history = histories.get(function, NOTHING)
             wanted, histories[function], why = limit(raw, present.replicas, history, now_s, self._pace)
             desired[function] = present.with_replicas(wanted)
-            reasons[function] = f"P90 at {smoothed:.0%} of the SLO asks for {raw}" + (f"; {why}" if why else "")
+            reasons[function] = f"P90{what} at {smoothed:.0%} of the SLO asks for {raw}" + (f"; {why}" if why else "")
         return Proposal(desired, reasons, Remembered(samples, tuple(histories.items())))
 
 
-def p90_s(observation: Observation) -> float | None:
-    """Seconds within which nine tenths of the window's requests were answered, on the line from P50 to P95."""
-    p50_s, p95_s = observation.latency_p50_s, observation.latency_p95_s
-    return None if p50_s is None or p95_s is None else p50_s + (p95_s - p50_s) * (TAIL - 0.5) / (0.95 - 0.5)
+def saturation_of(observation: Observation, settings: SloAwareSettings) -> tuple[str, float] | None:
+    """The largest P90 over its target, clamped, and which it is where there are several kinds.
+
+    While requests are under way, a target of which nothing ended is no reason to shrink, and None where that is so of
+    all of them: texts that wait for their first token show in no completion.
+    """
+    tails = settings.tails(observation)
+    ratios = [(reached / tail.target_s, tail.name) for tail in tails if (reached := tail.reached(TAIL)) is not None]
+    texts = observation.generation
+    under_way = bool(observation.in_flight) or (texts is not None and bool(texts.running or texts.waiting))
+    if under_way and not ratios:
+        return None
+    saturation, name = max(ratios, default=(0.0, ""))
+    if under_way and len(ratios) < len(tails):
+        saturation = max(saturation, settings.down_threshold)
+    return "" if name in ("", "P95") else f" of {name}", min(saturation, settings.clamp)
 
 
 def desired_replicas(saturation: float, provisioned: int, ready: int, settings: SloAwareSettings) -> int:

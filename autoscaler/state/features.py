@@ -14,6 +14,7 @@ from autoscaler.contract import (
     MIB,
     NAMESPACE,
     Configuration,
+    GenerationObservation,
     LayerObservation,
     NodeInfo,
     NodeObservation,
@@ -59,6 +60,27 @@ def observe(topology: Topology, readings: Readings, namespace: str = NAMESPACE) 
         layers=tuple(_layer(topology, layer, row, readings) for layer, row in experts.items()),
         problems=readings.problems,
         stale=readings.stale or requests is None,
+        generation=_generation(pipeline, readings),
+    )
+
+
+def _generation(pipeline: str, readings: Readings) -> GenerationObservation | None:
+    running = readings.value(Series.TEXTS_RUNNING, pipeline)
+    if running is None:  # every decoder's ingress serves it, from its start
+        return None
+    first = readings.histogram(Series.TTFT_SECONDS, pipeline)
+    following = readings.histogram(Series.TPOT_SECONDS, pipeline)
+    return GenerationObservation(
+        ttft_p50_s=histogram_quantile(0.50, first),
+        ttft_p95_s=histogram_quantile(0.95, first),
+        tpot_p50_s=histogram_quantile(0.50, following),
+        tpot_p95_s=histogram_quantile(0.95, following),
+        running=running,
+        waiting=readings.value(Series.TEXTS_WAITING, pipeline),
+        kv_usage=readings.value(Series.KV_USAGE, pipeline),
+        prompt_tokens_per_s=ratio(readings.value(Series.PROMPT_TOKENS, pipeline), readings.window_s),
+        written_tokens_per_s=ratio(readings.value(Series.WRITTEN_TOKENS, pipeline), readings.window_s),
+        preemptions=readings.value(Series.PREEMPTIONS, pipeline),
     )
 
 

@@ -33,6 +33,14 @@ class Series(StrEnum):
     NODE_TOKENS = "node_tokens"
     NODE_TOKENS_PEAK = "node_tokens_peak"
     LAYER_BARRIER_SECONDS = "layer_barrier_seconds"
+    TEXTS_RUNNING = "texts_running"
+    TEXTS_WAITING = "texts_waiting"
+    KV_USAGE = "kv_usage"
+    TTFT_SECONDS = "ttft_seconds"
+    TPOT_SECONDS = "tpot_seconds"
+    PROMPT_TOKENS = "prompt_tokens"
+    WRITTEN_TOKENS = "written_tokens"
+    PREEMPTIONS = "preemptions"
     REPLICAS_WANTED = "replicas_wanted"
     REPLICAS_BY_STATE = "replicas_by_state"
     STANDBY_ACTIVATED_SECONDS = "standby_activated_seconds"
@@ -64,6 +72,7 @@ class Shape:
 
 
 _PIPELINE = ("pipeline",)
+_MODEL = ("model_name",)
 _NODE = ("pipeline", "node")
 _FUNCTION = ("function_name",)
 
@@ -80,6 +89,14 @@ SHAPES: Mapping[Series, Shape] = {
     Series.NODE_TOKENS: Shape("counter", _NODE, "ingress"),
     Series.NODE_TOKENS_PEAK: Shape("gauge", _NODE, "ingress"),
     Series.LAYER_BARRIER_SECONDS: Shape("histogram", ("pipeline", "layer"), "ingress"),
+    Series.TEXTS_RUNNING: Shape("gauge", _MODEL, "ingress"),
+    Series.TEXTS_WAITING: Shape("gauge", _MODEL, "ingress"),
+    Series.KV_USAGE: Shape("gauge", _MODEL, "ingress"),
+    Series.TTFT_SECONDS: Shape("histogram", _MODEL, "ingress"),
+    Series.TPOT_SECONDS: Shape("histogram", _MODEL, "ingress"),
+    Series.PROMPT_TOKENS: Shape("counter", _MODEL, "ingress"),
+    Series.WRITTEN_TOKENS: Shape("counter", _MODEL, "ingress"),
+    Series.PREEMPTIONS: Shape("counter", _MODEL, "ingress"),
     Series.REPLICAS_WANTED: Shape("max", _FUNCTION, "gateway"),
     Series.REPLICAS_BY_STATE: Shape("max", ("function_name", "state"), "gateway"),
     Series.STANDBY_ACTIVATED_SECONDS: Shape("counter", _FUNCTION, "gateway"),

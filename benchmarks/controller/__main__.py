@@ -137,7 +137,7 @@ def _run(functions: int, ticks: int, manifest: Manifest, directory: Path, kubeco
     stop = threading.Event()
     side.start(stop)
     try:
-        metrics = ControllerMetrics(manifest.name, settings.slo_s)
+        metrics = ControllerMetrics(manifest.name, settings.targets)
         measured = _run_ticks(controller, side, metrics, ticks + 2, url, passed)
     finally:
         stop.set()

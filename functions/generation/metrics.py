@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from functions.generation.generator import Generator
+from functions.serving import generation_metric_names as names
 
 _LABEL = ["model_name"]
 
@@ -28,22 +29,22 @@ class GenerationMetrics(Collector):
         waiting = generator.waiting
         used = sum(run.pages for run in generator.runs)
         room = sum(run.instance.pages for run in generator.runs)
-        for name, words, value in (
-            ("vllm:num_requests_running", "Texts in iterations", sum(len(run.texts) for run in generator.runs)),
-            ("vllm:num_requests_waiting", "Texts that wait", len(waiting.texts) + len(waiting.parked)),
-            ("vllm:kv_cache_usage_perc", "Part of the pages in use", used / room if room else 0.0),
+        for metric, words, value in (
+            (names.TEXTS_RUNNING, "Texts in iterations", sum(len(run.texts) for run in generator.runs)),
+            (names.TEXTS_WAITING, "Texts that wait", len(waiting.texts) + len(waiting.parked)),
+            (names.KV_USAGE, "Part of the pages in use", used / room if room else 0.0),
         ):
-            gauge = GaugeMetricFamily(name, words, labels=_LABEL)
+            gauge = GaugeMetricFamily(metric, words, labels=_LABEL)
             gauge.add_metric(label, value)
             yield gauge
-        for name, words, count in (
-            ("vllm:num_preemptions", "Texts preempted", measures.preemptions),
+        for metric, words, count in (
+            (names.PREEMPTIONS, "Texts preempted", measures.preemptions),
             ("vllm:prefix_cache_queries", "Tokens of texts that begin", measures.asked_tokens),
             ("vllm:prefix_cache_hits", "Those whose keys and values were kept", measures.found_tokens),
-            ("vllm:prompt_tokens", "Tokens of prompts", measures.prompt_tokens),
-            ("vllm:generation_tokens", "Tokens written", measures.written_tokens),
+            (names.PROMPT_TOKENS, "Tokens of prompts", measures.prompt_tokens),
+            (names.WRITTEN_TOKENS, "Tokens written", measures.written_tokens),
         ):
-            counter = CounterMetricFamily(name, words, labels=_LABEL)
+            counter = CounterMetricFamily(metric, words, labels=_LABEL)
             counter.add_metric(label, count)
             yield counter
         reasons = [*_LABEL, "finished_reason"]
@@ -51,11 +52,11 @@ class GenerationMetrics(Collector):
         for reason in ("stop", "length", "abort"):
             ended.add_metric([self._model, reason], measures.ended.get(reason, 0))
         yield ended
-        for name, words, distribution in (
-            ("vllm:time_to_first_token_seconds", "Arrival to first token", measures.first_token),
-            ("vllm:time_per_output_token_seconds", "From one token to the next", measures.next_token),
+        for metric, words, distribution in (
+            (names.TTFT_SECONDS, "Arrival to first token", measures.first_token),
+            (names.TPOT_SECONDS, "From one token to the next", measures.next_token),
             ("vllm:e2e_request_latency_seconds", "Arrival to last token", measures.whole),
         ):
-            histogram = HistogramMetricFamily(name, words, labels=_LABEL)
+            histogram = HistogramMetricFamily(metric, words, labels=_LABEL)
             histogram.add_metric(label, distribution.cumulative(), distribution.total_s)
             yield histogram

@@ -101,18 +101,34 @@ def blocks(texts: Sequence[str], tokenizer: Tokenizer, length: int, most: int, s
         if len(row) >= most:
             break
     count = min(len(row), most) // length
-    return torch.tensor(row[: count * length]).view(count, length)
+    return torch.tensor(row[: count * length], dtype=torch.int64).view(count, length)
 
 
 def mixed(texts: Mapping[str, Sequence[str]], tokenizer: Tokenizer, length: int, tokens: int, seed: int) -> Tensor:
-    """``[B, length]``: about ``tokens`` tokens of all kinds in the proportions of SHARES, blocks in random order."""
-    whole = sum(SHARES[kind] for kind in texts)
-    parts = [
-        blocks(some, tokenizer, length, int(tokens * SHARES[kind] / whole), seed)
-        for kind, some in sorted(texts.items())
-    ]
-    rows = torch.cat([part for part in parts if len(part)])
+    """``[B, length]``: about ``tokens`` tokens of all kinds in the proportions of SHARES, blocks in random order.
+
+    Raises TextError where the texts do not fill one block.
+    """
+    counts = apportioned({kind: SHARES[kind] for kind, some in texts.items() if some}, tokens // length)
+    parts = [blocks(texts[kind], tokenizer, length, count * length, seed) for kind, count in sorted(counts.items())]
+    rows = torch.cat([torch.zeros(0, length, dtype=torch.int64), *parts])
+    if not len(rows):
+        raise TextError(
+            f"There is too little text: {tokens} tokens were asked for, and what was found "
+            f"({', '.join(sorted(texts))}) does not fill one block of {length}."
+        )
     return rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))]
+
+
+def apportioned(shares: Mapping[str, float], count: int) -> dict[str, int]:
+    """``count`` divided in proportion to ``shares``, in whole numbers that add up to it (largest remainders)."""
+    whole = sum(shares.values())
+    exact = {kind: count * share / whole for kind, share in shares.items()}
+    counts = {kind: int(value) for kind, value in exact.items()}
+    rest = sorted(exact, key=lambda kind: (counts[kind] - exact[kind], kind))
+    for kind in rest[: count - sum(counts.values())]:
+        counts[kind] += 1
+    return counts
 
 
 def handbook(folder: Path) -> Iterable[Document]:

@@ -20,6 +20,7 @@ from autoscaler.platforms.kubernetes.conditions import Condition
 from autoscaler.platforms.kubernetes.metrics import PlatformMetrics
 from autoscaler.platforms.shadow import ShadowBill, ShadowPlatform
 from autoscaler.prices import load_prices
+from autoscaler.state.targets import Targets
 from functions.device.tensors import HostDevice
 from functions.dispatch.dispatcher import CallRecord
 from functions.generation.measures import Measures
@@ -114,7 +115,9 @@ def worker_families() -> dict[str, Metric]:
 
 
 def controller_families() -> dict[str, Metric]:
-    own = ControllerMetrics("m", 0.1, ShadowBill(ShadowPlatform(FakePlatform({})), load_prices(), "hpa"))
+    own = ControllerMetrics(
+        "m", Targets(0.1, 1.0, 0.05), ShadowBill(ShadowPlatform(FakePlatform({})), load_prices(), "hpa")
+    )
     decision = Decision("m-expert-0-0", "expert-0-0", configuration(), configuration(2), configuration(2), "busy")
     own.add(TickReport(observation(), (decision,), ("m-expert-0-0",), cost=Cost(0.01, 0.02)))
     obstacle = Condition("m-expert-0-0", "quota", "", "exceeded quota")

@@ -17,7 +17,7 @@ from autoscaler.policy.token_load import TokenLoadSettings
 from autoscaler.settings import POLICY_NAMES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text()
-ELSEWHERE = {"min_replicas", "max_replicas", "kinds", "triggers", "classes", "slo_s"}
+ELSEWHERE = {"min_replicas", "max_replicas", "kinds", "triggers", "classes", "slo_s", "ttft_s", "tpot_s"}
 
 
 def section(heading: str) -> str:

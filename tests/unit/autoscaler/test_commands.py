@@ -16,11 +16,12 @@ import requests
 from click.testing import CliRunner, Result
 
 from autoscaler.commands import autoscale
-from autoscaler.contract import Cost, Decision, Observation, Proposal, TickReport
+from autoscaler.contract import Cost, Decision, GenerationObservation, Observation, Proposal, TickReport
 from autoscaler.describe import line, summary
 from autoscaler.logger import read_contexts, read_pipeline
 from autoscaler.policies import Making
 from autoscaler.process import spared_collections
+from autoscaler.state.targets import Targets
 from tests.unit.autoscaler.builders import NOW_S, configuration, observation
 from tests.unit.autoscaler.manifests import write_pipeline
 
@@ -133,9 +134,17 @@ def test_a_tick_names_the_slo_whether_it_is_broken_and_why_nothing_changes() -> 
         for reason in ("CPU 31 % of 80 %", "other")
     )
     quiet = replace(report(), decisions=(other, kept, kept))
-    assert "P95 200.0 ms of 150 ms OVER," in line(quiet, slo_s=0.15)
-    assert "P95 200.0 ms of 250 ms," in line(quiet, slo_s=0.25, currency="EUR")
+    assert "P95 200.0 ms of 150 ms OVER," in line(quiet, targets=Targets(0.15))
+    assert "P95 200.0 ms of 250 ms," in line(quiet, targets=Targets(0.25), currency="EUR")
     assert line(quiet, currency="EUR").endswith("EUR 720/h, 0 changes (CPU 31 % of 80 %)")
+
+
+def test_a_decoder_s_tick_names_its_tokens_and_texts() -> None:
+    texts = GenerationObservation(ttft_p95_s=1.2, tpot_p95_s=0.05, running=3.0, waiting=2.0, kv_usage=0.4)
+    window = replace(report(), observation=observation(generation=texts))
+    expected = "P95 200.0 ms, TTFT 1200.0 ms of 1000 ms OVER, TPOT 50.0 ms of 80 ms, texts 3 + 2 waiting, KV 40%,"
+    assert expected in line(window, targets=Targets(ttft_s=1.0, tpot_s=0.08))
+    assert json.loads(json.dumps(summary(window)))["generation"]["waiting"] == 2.0
 
 
 def test_a_tick_without_data_says_so_and_shows_dashes() -> None:

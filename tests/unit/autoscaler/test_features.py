@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.contract import MIB, Observation
+from autoscaler.contract import MIB, GenerationObservation, Observation
 from autoscaler.state.features import complete, observe
 from autoscaler.state.readings import SHAPES, Readings, Series
 from autoscaler.state.shares import layer_shares, routing_entropy, variance
@@ -75,6 +75,30 @@ def test_the_pipeline_s_numbers(seen: Observation) -> None:
     assert (seen.requests, seen.failed, seen.requests_per_s, seen.tokens_per_s) == (20, 2, 2, 40)
     assert (seen.latency_p50_s, seen.latency_p95_s) == (1.0, pytest.approx(1.9))
     assert seen.in_flight == 3 and seen.window_s == 10 and not seen.stale
+
+
+def test_a_decoder_s_texts_have_their_quantiles_rates_and_queue(seen: Observation) -> None:
+    assert seen.generation is None
+    full = readings()
+    first, following = ((0.2, 0), (0.4, 20), (INF, 20)), ((0.05, 10), (0.1, 20), (INF, 20))
+    of_texts = {
+        Series.TEXTS_RUNNING: {("m",): 3.0, ("other",): 7.0},
+        Series.TEXTS_WAITING: {("m",): 2.0},
+        Series.KV_USAGE: {("m",): 0.25},
+        Series.PROMPT_TOKENS: {("m",): 400.0},
+        Series.WRITTEN_TOKENS: {("m",): 80.0},
+        Series.PREEMPTIONS: {("m",): 1.0},
+    }
+    histograms = {Series.TTFT_SECONDS: {("m",): first}, Series.TPOT_SECONDS: {("m",): following}}
+    decoder = replace(full, values={**full.values, **of_texts}, histograms={**full.histograms, **histograms})
+    texts = observe(topology(), decoder).generation
+    assert texts is not None
+    assert (texts.ttft_p50_s, texts.ttft_p95_s) == (pytest.approx(0.3), pytest.approx(0.39))
+    assert (texts.tpot_p50_s, texts.tpot_p95_s) == (pytest.approx(0.05), pytest.approx(0.095))
+    assert (texts.running, texts.waiting, texts.kv_usage, texts.preemptions) == (3, 2, 0.25, 1)
+    assert (texts.prompt_tokens_per_s, texts.written_tokens_per_s) == (40, 8)
+    at_rest = observe(topology(), replace(full, values={**full.values, Series.TEXTS_RUNNING: {("m",): 0.0}}))
+    assert at_rest.generation == GenerationObservation(running=0.0)
 
 
 def test_the_features_of_an_expert(seen: Observation) -> None:

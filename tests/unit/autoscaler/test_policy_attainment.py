@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from autoscaler.contract import Proposal
 from autoscaler.errors import SettingsError
 from autoscaler.policy.attainment import AttainmentPolicy, AttainmentSettings, attainment
+from autoscaler.state.targets import Targets
 from tests.unit.autoscaler.builders import NOW_S, configuration, observation
 from tests.unit.autoscaler.manifests import write_pipeline
 from tests.unit.autoscaler.test_policies_by_name import made
@@ -42,7 +43,8 @@ def story(*windows: dict[str, Any], changes: dict[str, dict[str, Any]] | None = 
 )
 def test_attainment_is_read_off_the_quantiles(latencies: tuple[float | None, ...], share: float | None) -> None:
     names = ("latency_p50_s", "latency_p95_s", "latency_p99_s")
-    within_slo = attainment(observation(**dict(zip(names, latencies, strict=True))), 0.2)
+    (tail,) = Targets(0.2).tails(observation(**dict(zip(names, latencies, strict=True))))
+    within_slo = attainment(tail)
     assert within_slo == (share if share is None else pytest.approx(share))
 
 
@@ -50,7 +52,7 @@ def test_attainment_is_read_off_the_quantiles(latencies: tuple[float | None, ...
 def test_attainment_never_falls_when_the_slo_is_looser(latencies: list[float], slo_s: float, more_s: float) -> None:
     names = ("latency_p50_s", "latency_p95_s", "latency_p99_s")
     window = observation(**dict(zip(names, latencies, strict=True)))
-    tight, loose = attainment(window, slo_s), attainment(window, slo_s + more_s)
+    tight, loose = (attainment(Targets(target_s).tails(window)[0]) for target_s in (slo_s, slo_s + more_s))
     assert tight is not None and loose is not None and 0 <= tight <= loose <= 1
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from autoscaler.contract import Configuration, Observation, Proposal
 from autoscaler.policy.fallback import FallbackPolicy, FallbackSettings, wants_less
+from autoscaler.state.targets import Targets
 from tests.unit.autoscaler.builders import NOW_S, configuration, observation
 
 SLO_S = 0.1
@@ -50,7 +51,9 @@ def replicas(policy: FallbackPolicy, windows: list[Observation]) -> list[int]:
 
 
 def policy(desired: Configuration = LESS, **settings: int) -> FallbackPolicy:
-    return FallbackPolicy(Fixed("learnt", desired), Fixed("hpa", configuration(5)), FallbackSettings(SLO_S, **settings))
+    return FallbackPolicy(
+        Fixed("learnt", desired), Fixed("hpa", configuration(5)), FallbackSettings(Targets(SLO_S), **settings)
+    )
 
 
 MISSED, KEPT = window(0.2), window(0.05)
@@ -85,7 +88,7 @@ def test_windows_without_data_count_for_nothing(blind: Observation) -> None:
 
 def test_both_policies_see_every_window_with_their_own_memory() -> None:
     chosen, other = Fixed("learnt", configuration(1)), Fixed("hpa", configuration(5))
-    replicas(FallbackPolicy(chosen, other, FallbackSettings(SLO_S)), [MISSED] * 4)
+    replicas(FallbackPolicy(chosen, other, FallbackSettings(Targets(SLO_S))), [MISSED] * 4)
     assert chosen.asked == other.asked == [None, 1, 2, 3]
 
 
@@ -99,7 +102,7 @@ def test_the_reason_names_who_decided_and_why() -> None:
 @pytest.mark.parametrize("hpa_desires", [True, False], ids=["HPA scales", "HPA holds"])
 def test_the_sizes_from_before_the_policys_first_decision_come_back_with_hpa(hpa_desires: bool) -> None:
     deployed, small = configuration(3, cpu_cores=2.0), configuration(1, cpu_cores=0.5)
-    watched = FallbackPolicy(Fixed("learnt", small), Silent(hpa_desires), FallbackSettings(SLO_S, windows=1))
+    watched = FallbackPolicy(Fixed("learnt", small), Silent(hpa_desires), FallbackSettings(Targets(SLO_S), windows=1))
     before = observation({"expert-0-0": {"configuration": deployed}}, latency_p95_s=0.05)
     decided = observation({"expert-0-0": {"configuration": replace(small, replicas=2)}}, latency_p95_s=0.2)
     first = watched.propose(before, NOW_S, None)
@@ -128,7 +131,7 @@ class Silent:
 
 def doubting(doubts: str, **settings: int) -> FallbackPolicy:
     chosen = Fixed("learnt", configuration(8), doubts=doubts)
-    return FallbackPolicy(chosen, Fixed("hpa", configuration(5)), FallbackSettings(SLO_S, **settings))
+    return FallbackPolicy(chosen, Fixed("hpa", configuration(5)), FallbackSettings(Targets(SLO_S), **settings))
 
 
 def test_hpa_takes_over_in_the_second_window_of_doubt_and_gives_back_after_calm_ones() -> None:

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autoscaler.contract import GenerationObservation, Observation
 from autoscaler.errors import SettingsError
-from autoscaler.policy.slo_aware import SloAwarePolicy, SloAwareSettings, desired_replicas, p90_s
+from autoscaler.policy.slo_aware import SloAwarePolicy, SloAwareSettings, desired_replicas, saturation_of
 from tests.unit.autoscaler.builders import configuration, observation
 
 NODE, FUNCTION = "expert-0-0", "m-expert-0-0"
@@ -42,7 +43,33 @@ def test_more_saturation_never_asks_for_fewer_replicas(one: float, other: float,
 
 
 def test_p90_lies_on_the_line_from_the_median_to_p95() -> None:
-    assert p90_s(observation(latency_p50_s=0.1, latency_p95_s=1.0)) == pytest.approx(0.9)
+    measured = saturation_of(observation(latency_p50_s=0.1, latency_p95_s=1.0), SETTINGS)
+    assert measured == ("", pytest.approx(0.9))
+
+
+def texts(ttft_s: float | None, tpot_s: float | None, waiting: float = 0.0) -> Observation:
+    """Quantiles as long as each other, so that the P90 is it too; whole texts took an hour each."""
+    window = GenerationObservation(ttft_s, ttft_s, tpot_s, tpot_s, running=2.0, waiting=waiting)
+    return observation(latency_p50_s=3600.0, latency_p95_s=3600.0, generation=window)
+
+
+@pytest.mark.parametrize(
+    ("window", "saturation"),
+    [
+        pytest.param(texts(0.2, 0.05), (" of TPOT", 0.5), id="the-worse-of-both"),
+        pytest.param(texts(1.5, 0.01), (" of TTFT", 1.5), id="first-tokens-late"),
+        pytest.param(texts(None, 0.01, 9), (" of TPOT", 0.4), id="no-first-token-is-no-reason-to-shrink"),
+        pytest.param(texts(None, None, 9), None, id="nothing-known"),
+        pytest.param(observation(generation=GenerationObservation(running=0.0, waiting=0.0)), ("", 0.0), id="at-rest"),
+    ],
+)
+def test_targets_of_tokens_count_by_the_worse_of_them(window: Observation, saturation: tuple[str, float]) -> None:
+    assert saturation_of(window, SloAwareSettings(ttft_s=1.0, tpot_s=0.1)) == saturation
+
+
+def test_a_policy_without_any_target_is_refused() -> None:
+    with pytest.raises(SettingsError, match="slo_s is None; allowed is a target"):
+        SloAwareSettings()
 
 
 def replicas_after(p95s_s: list[float | None], start: int = 4, every_s: float = 30.0, in_flight: float = 0.0) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +16,9 @@ from autoscaler.monitor.scrape import parse_exposition
 from autoscaler.state.features import observe
 from autoscaler.state.readings import SHAPES
 from functions.dispatch.dispatcher import CallRecord
+from functions.generation.measures import Measures
+from functions.generation.metrics import GenerationMetrics
+from functions.generation.run import Waiting
 from functions.serving.instruments import IngressInstruments
 from gateway.contract import FunctionSpec, FunctionState, Replica, Usage
 from gateway.metrics import GatewayMetrics
@@ -47,6 +52,23 @@ class Backend:
         return ()
 
 
+class Texts:
+    """A decoder's loop: two texts in iterations on 6 of 24 pages, one waits."""
+
+    def __init__(self) -> None:
+        self.measures = Measures()
+        self.waiting = Waiting(deque([None]))  # type: ignore[list-item]
+        self.runs = [SimpleNamespace(texts=[None] * 2, pages=6, instance=SimpleNamespace(pages=24))]
+
+    def write(self, tokens: int, first_s: float, next_s: float) -> None:
+        """``tokens`` of a text with a prompt of 5."""
+        self.measures.first_token.observe(first_s)
+        self.measures.prompt_tokens += 5
+        self.measures.written_tokens += tokens
+        for _ in range(tokens - 1):
+            self.measures.next_token.observe(next_s)
+
+
 def call(instruments: IngressInstruments, node: str, tokens: int, wait_s: float, busy_s: float) -> None:
     record = CallRecord()
     record.wait_s, record.busy_s, record.status, record.repeats = wait_s, busy_s, "200", ["busy"]
@@ -61,6 +83,8 @@ def simulated() -> dict[str, TargetHistory]:
     nodes = [node.id for node in topology().nodes if node.kind != "ingress"]
     ingress = IngressInstruments("m", nodes, 2, lambda: 0.0)
     call(ingress, NODE, 1000, 0.0, 9.0)
+    texts = Texts()
+    ingress.expose(GenerationMetrics("m", texts))  # type: ignore[arg-type]
     targets = {"g": TargetHistory("gateway"), "i": TargetHistory("ingress")}
     for time_s in (NOW_S - WINDOW_S, NOW_S):
         targets["g"].scrapes.append((time_s, parse_exposition(gateway.text().decode())))
@@ -73,6 +97,7 @@ def simulated() -> dict[str, TargetHistory]:
             call(ingress, NODE, 25, 0.1, 0.4)
         call(ingress, "expert-0-1", 100, 0.0, 0.1)
         ingress.in_flight = 3
+        texts.write(3, 0.4, 0.05)
         backend.cpu_s += 2.0
     return targets
 
@@ -104,6 +129,14 @@ def test_an_expert_is_seen_as_it_was_recorded(seen: Observation) -> None:
     # 2 replicas used 2 s each, of 10 s · half a core · half a real core for each configured one.
     assert expert.cpu_utilisation == pytest.approx(4 / (2 * WINDOW_S * 0.5 * 0.5))
     assert expert.memory_utilisation == pytest.approx(64 / 256)
+
+
+def test_a_decoder_s_texts_are_seen_as_they_were_recorded(seen: Observation) -> None:
+    texts = seen.generation
+    assert texts is not None and texts.ttft_p95_s is not None and texts.tpot_p95_s is not None
+    assert 0.4 / 1.3 < texts.ttft_p95_s < 0.4 * 1.3 and 0.05 / 1.3 < texts.tpot_p95_s < 0.05 * 1.3
+    assert (texts.running, texts.waiting, texts.kv_usage, texts.preemptions) == (2, 1, 0.25, 0)
+    assert (texts.prompt_tokens_per_s, texts.written_tokens_per_s) == (5 / WINDOW_S, 3 / WINDOW_S)
 
 
 def test_a_layer_is_seen_as_it_was_recorded(seen: Observation) -> None:

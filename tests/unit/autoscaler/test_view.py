@@ -15,6 +15,7 @@ from autoscaler.contract import Cost, Decision, TickReport
 from autoscaler.errors import LogError
 from autoscaler.exposition import LAST_DECISION, REPORTED, TEXT, ControllerMetrics, Exposition
 from autoscaler.progress import Progress
+from autoscaler.state.targets import Targets
 from autoscaler.view import DECISIONS, HISTORY, View, result_of
 from tests.unit.autoscaler.builders import configuration, observation, topology
 
@@ -84,7 +85,7 @@ def test_what_became_of_a_decision(decision: Decision, changes: dict[str, object
 
 
 def test_metrics_and_view_are_served_side_by_side() -> None:
-    found, metrics, registry = view(), ControllerMetrics("m", 0.5), CollectorRegistry()
+    found, metrics, registry = view(), ControllerMetrics("m", Targets(0.5)), CollectorRegistry()
     registry.register(metrics)
     for keeper in (found, metrics):
         keeper.add(report(MORE, SAME))
@@ -116,7 +117,7 @@ def reported(metrics: ControllerMetrics) -> list[tuple[dict[str, str], float]]:
 
 
 def test_the_last_decision_of_a_function_is_reported_with_its_reason_and_limits_and_what_became_of_it() -> None:
-    metrics = ControllerMetrics("m", 0.5)
+    metrics = ControllerMetrics("m", Targets(0.5))
     metrics.add(report(MORE, SAME))
     metrics.add(report(MORE._replace(desired=configuration(5), reason="busier"), SAME, end_s=105.0, applied=()))
     expected = {
@@ -133,7 +134,7 @@ def test_the_last_decision_of_a_function_is_reported_with_its_reason_and_limits_
 
 
 def test_no_more_than_the_last_decisions_are_reported_however_many_functions_and_words_there_are() -> None:
-    metrics = ControllerMetrics("m", None)
+    metrics = ControllerMetrics("m", Targets())
     many = [MORE._replace(function=f"m-{i}", reason=f"{i} " * 300) for i in range(3 * REPORTED)]
     metrics.add(report(*many))
     metrics.add(report(many[0], end_s=105.0))

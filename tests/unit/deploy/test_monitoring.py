@@ -25,6 +25,7 @@ from autoscaler.platforms.kubernetes.conditions import Condition
 from autoscaler.platforms.kubernetes.metrics import PlatformMetrics
 from autoscaler.platforms.shadow import ShadowBill, ShadowPlatform
 from autoscaler.prices import load_prices
+from autoscaler.state.targets import Targets
 from functions.dispatch.dispatcher import CallRecord
 from functions.serving.instruments import IngressInstruments
 from gateway.contract import FunctionSpec, FunctionState, Replica, Usage
@@ -97,7 +98,7 @@ class Live:
         self._gateway = GatewayMetrics(Backend(), 1.0)  # type: ignore[arg-type]
         self._ingress = IngressInstruments("m", ["segment-0", "expert-0-0"], 1, lambda: self._seconds)
         bill = ShadowBill(ShadowPlatform(FakePlatform({})), load_prices(), "hpa")
-        self._controller = ControllerMetrics("m", 0.5, bill)
+        self._controller = ControllerMetrics("m", Targets(0.5, 1.0, 0.1), bill)
         self._registry = CollectorRegistry()
         self._registry.register(self._controller)
         conditions = (Condition(EXPERT, "deferred", "p", "no room"),)

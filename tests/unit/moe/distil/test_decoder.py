@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from moe.checkpoints.llama import LlamaReader
 from moe.checkpoints.open import open_source
@@ -176,6 +178,29 @@ def test_training_without_any_folder_reads_pythons_own_sources(tmp_path: Path) -
     training, held_out = prose.training_texts(tmp_path, tmp_path)
     assert set(training) == {"code"} and any("\n    " in text for text in training["code"])
     assert not set(training["code"]) & set(held_out["code"])
+
+
+@given(st.dictionaries(st.sampled_from(sorted(prose.SHARES)), st.floats(0.01, 1), min_size=1), st.integers(0, 99))
+def test_blocks_are_shared_out_whole_and_in_proportion(shares: dict[str, float], count: int) -> None:
+    counts = prose.apportioned(shares, count)
+    assert sum(counts.values()) == count and counts.keys() == shares.keys()
+    assert all(abs(counts[kind] - count * share / sum(shares.values())) < 1 for kind, share in shares.items())
+
+
+def test_a_few_held_out_tokens_of_many_kinds_are_still_blocks(file: Path) -> None:
+    tokenizer = decode.opened(file)[1]
+    texts = {kind: [TEXT * 20] for kind in prose.SHARES}
+    assert prose.mixed(texts, tokenizer, 16, 48, 0).shape == (3, 16)
+
+
+def test_too_little_text_is_reported_in_a_sentence(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        prose, "sources", lambda _: [(f"module {number}", [f"{number} {TEXT}"]) for number in range(40)]
+    )
+    asked = [str(file), "--out", str(tmp_path / "a"), "--texts", str(tmp_path), "--system", str(tmp_path)]
+    done = CliRunner().invoke(distil, [*asked, "--tokens", "60", "--layers", "2"])
+    assert done.exit_code == 1 and not (tmp_path / "a").exists()
+    assert "There is too little text: 60 tokens were asked for" in " ".join(done.output.split())
 
 
 @pytest.mark.parametrize(

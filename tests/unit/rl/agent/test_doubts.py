@@ -11,6 +11,7 @@ import pytest
 
 from autoscaler.policy.fallback import FallbackPolicy, FallbackSettings
 from autoscaler.policy.hpa import HpaPolicy
+from autoscaler.state.targets import Targets
 from evaluation.comparison.policies import limits_of
 from rl.agent.contract import State
 from rl.agent.doubts import Doubts, ranges_of
@@ -113,7 +114,7 @@ def guarded_share(path: Path, times: float) -> float:
     """Share of the windows of a run in which the guard's rule decides."""
     one = episode()
     learnt = LearntPolicy(load(path), one.encoder, ranges_of(path))
-    policy = FallbackPolicy(learnt, HpaPolicy(), FallbackSettings(slo_s=1e3))
+    policy = FallbackPolicy(learnt, HpaPolicy(), FallbackSettings(Targets(1e3)))
     slowed = replace(workload(), latency=slow(times))
     simulation = Simulation(slowed, requests(SECONDS), slowed.initial(START), seed=0)
     steps = simulate_policy(simulation, policy, limits_of(slowed), window_s=30.0, until_s=SECONDS)

@@ -1,0 +1,177 @@
+"""A decoder under the controller: texts are read meanwhile, and are the whole model's whatever is scaled."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from autoscaler.build import build_controller
+from autoscaler.contract import TickReport
+from autoscaler.logger import read_pipeline
+from autoscaler.loop import Controller
+from autoscaler.settings import ControllerSettings
+from benchmarks.harness.running import RunningPipeline, local_gateway, running_pipeline
+from gateway.client.state import read_password
+from moe.preset import byte_tokenizer
+from moe.reference import WholeModel
+from moe.split import split
+from smoe.deployment import DeploymentSettings
+from tests.doubles.generation import generate
+from tests.unit.moe import tiny
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+READERS, TOKENS = 16, 60
+DEADLINE_S = 240.0
+REST = {"down_stabilisation_s": 0.0, "period_s": 1.0, "down_pods": 8}
+"""HPA that takes replicas away at once."""
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPipeline]:
+    folder = tmp_path_factory.mktemp("scaled")
+    settings = local_gateway(folder / "state")
+    model = tiny.build("mixtral", vocab_size=300, max_position_embeddings=512, eos_token_id=299)
+    checkpoint = tiny.store(model, folder / "checkpoint")
+    byte_tokenizer(256).save(str(checkpoint / "tokenizer.json"))
+    split(checkpoint, settings.pipelines / "tiny", "tiny", 4, None)
+    with running_pipeline(settings, DeploymentSettings(kv_mib=8), "tiny") as one:
+        yield one
+
+
+@dataclass
+class Readers:
+    """Streams without end, each compared with what the whole model writes."""
+
+    client: openai.OpenAI
+    wanted: dict[str, str]
+    over: threading.Event = field(default_factory=threading.Event)
+    read: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+    def go(self, number: int) -> None:
+        prompts = list(self.wanted)
+        while not self.over.is_set():
+            prompt = prompts[number % len(prompts)]
+            try:
+                stream = self.client.completions.create(
+                    model="tiny", prompt=prompt, max_tokens=TOKENS, temperature=0, stream=True
+                )
+                text = "".join(piece.choices[0].text for piece in stream)
+            except Exception as error:  # the thread has to name it
+                text = repr(error)
+            if text != self.wanted[prompt]:
+                self.wrong.append(f"{prompt}: {text!r}")
+            self.read += 1
+            number += 1
+
+
+@contextmanager
+def reading(running: RunningPipeline) -> Iterator[Readers]:
+    model = WholeModel(running.directory)
+    prompts = [f"text {number}" for number in range(6)]
+    wanted = {prompt: generate(model, [prompt], TOKENS)[0].text for prompt in prompts}
+    client = openai.OpenAI(base_url=f"{running.client.url}/v1", api_key="none", max_retries=0, timeout=300)
+    readers = Readers(client, wanted)
+    threads = [threading.Thread(target=readers.go, args=(number,)) for number in range(READERS)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield readers
+    finally:
+        readers.over.set()
+        for thread in threads:
+            thread.join()
+    assert readers.wrong == [] and readers.read > 0
+
+
+def controller_of(running: RunningPipeline, policy: str, **more: Any) -> Controller:
+    settings = ControllerSettings(
+        gateway_url=running.client.url,
+        manifest_dir=running.directory,
+        policy=policy,
+        interval_s=1.0,
+        password=read_password(running.gateway.state),
+        **{"max_replicas": 3, **more},
+    )
+    return build_controller(settings)[0]
+
+
+def ticks_until(controller: Controller, holds: Callable[[TickReport], bool]) -> TickReport:
+    """One tick a second until ``holds``; nothing may fail on the way."""
+    end_s = time.monotonic() + DEADLINE_S
+    controller.prime(time.time())
+    while True:
+        time.sleep(1.0)
+        report = controller.tick(time.time())
+        assert not report.failures and time.monotonic() < end_s, (report.failures, report.observation.problems)
+        if holds(report):
+            return report
+
+
+def ready(report: TickReport, kind: str) -> set[int | None]:
+    return {node.ready_replicas for node in report.observation.nodes if node.kind == kind}
+
+
+def at_rest(running: RunningPipeline) -> None:
+    """Without load, HPA takes everything back to one replica."""
+    hpa = controller_of(running, "hpa", policy_settings=REST)
+    ticks_until(hpa, lambda report: ready(report, "segment") | ready(report, "expert") == {1})
+
+
+@pytest.mark.parametrize(
+    ("policy", "more"),
+    [
+        pytest.param("hpa", {}, id="hpa"),
+        pytest.param("kpa", {}, id="kpa"),
+        pytest.param("keda", {}, id="keda"),
+        pytest.param("apa", {}, id="apa"),
+        pytest.param(
+            "slo-aware",
+            {"ttft_s": 1e-3, "tpot_s": 1e-3, "policy_settings": {"up_stabilisation_s": 0.0}},
+            id="slo-aware",
+        ),
+        pytest.param("autoscaler.policy.attainment:make", {"ttft_s": 1e-3}, id="attainment"),
+    ],
+)
+def test_a_policy_adds_instances_while_texts_are_read(
+    running: RunningPipeline, tmp_path: Path, policy: str, more: dict[str, Any]
+) -> None:
+    controller = controller_of(running, policy, log_dir=tmp_path, **more)
+    with reading(running) as readers:
+        report = ticks_until(controller, lambda report: min(map(int, filter(None, ready(report, "segment")))) >= 2)
+        before = readers.read
+        ticks_until(controller, lambda report: readers.read > before + READERS)
+    controller.close()
+    segments = {one.target.replicas for one in report.decisions if one.node.startswith("segment")}
+    assert len(segments) == 1  # of every segment as many, whatever each was asked for by itself
+    (logged, *_) = [row for row in read_pipeline(tmp_path).to_pylist() if row["generation_ttft_p95_s"] is not None]
+    assert logged["generation_running"] + logged["generation_waiting"] > 0 and logged["generation_kv_usage"] > 0
+    assert 0 < logged["generation_tpot_p50_s"] <= logged["generation_tpot_p95_s"]
+    at_rest(running)
+
+
+def test_experts_are_scaled_apart_from_instances(running: RunningPipeline) -> None:
+    classes = [{"cpu_cores": 1, "tokens_per_s": 1e-3}] * 3
+    controller = controller_of(running, "elasticmoe", policy_settings={"classes": classes}, max_replicas=2)
+    with reading(running):
+        report = ticks_until(controller, lambda report: 2 in ready(report, "expert"))
+    assert ready(report, "segment") == {1}
+    at_rest(running)
+
+
+def test_instances_go_while_texts_are_read(running: RunningPipeline) -> None:
+    up = controller_of(running, "hpa")
+    down = controller_of(running, "hpa", policy_settings=REST, max_replicas=1)
+    with reading(running) as readers:
+        ticks_until(up, lambda report: min(map(int, filter(None, ready(report, "segment")))) >= 2)
+        ticks_until(down, lambda report: ready(report, "segment") == {1})
+        before = readers.read
+        ticks_until(down, lambda report: readers.read > before + READERS)
