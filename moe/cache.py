@@ -10,6 +10,8 @@ so a call that was interrupted may simply be repeated. More than it has: the tex
 
 A new text may begin with the whole pages of another one that is here, its parent: both hold them, and neither writes
 them again. They are free once nobody holds them.
+
+Whole pages can be read, and written as a new text's at another worker's segment: how a text moves between instances.
 """
 
 from __future__ import annotations
@@ -125,6 +127,49 @@ class PageCache:
             idle = [sequence for sequence, text in self._texts.items() if text.used_s < before_s]
         return self.free(idle)
 
+    def read(self, sequence: int, first: int, count: int) -> Tensor:
+        """Pages ``first … first + count`` of a text, ``[count, page_bytes / 4] int32``: of each attention all keys,
+        then all values. Raises CacheMissError where it has fewer."""
+        with self._lock:
+            text = self._texts.get(sequence)
+            if text is None or not 0 <= first < first + count <= len(text.pages):
+                raise CacheMissError(f"pages {first} to {first + count} of a text are not here.")
+            text.used_s = self._clock()
+            pages = torch.tensor(text.pages[first : first + count])
+        parts = [_by_page(kept)[pages].view(count, -1).view(torch.int32) for kept in self._tensors()]
+        return torch.cat(parts, 1).cpu() if parts else torch.empty(count, 0, dtype=torch.int32)
+
+    def write(self, sequence: int, first: int, tokens: int, data: Tensor) -> None:
+        """Append pages ``[count, page_bytes / 4]`` that ``read`` gave elsewhere to a text that has ``first`` pages,
+        none where it is new here. ``tokens``: how many the text has with them.
+
+        Raises CacheMissError where it has another number of pages, CacheFullError, and ValueError for ``data`` of
+        another shape."""
+        count, kept = data.shape[0], self._tensors()
+        sizes = [PAGE_TOKENS * one[0].numel() * one.dtype.itemsize // 4 for one in kept]
+        if data.shape[1] != sum(sizes) or -(-tokens // PAGE_TOKENS) != first + count:
+            raise ValueError(f"{tokens} tokens after page {first} are no pages of shape {list(data.shape)}.")
+        if not kept:
+            return
+        with self._lock:
+            text = self._texts.get(sequence)
+            if first != (0 if text is None else len(text.pages)):
+                raise CacheMissError(f"a text has not the {first} pages here that others are to follow.")
+            if count > len(self._free):
+                raise CacheFullError(f"{count} more pages are needed, {len(self._free)} of {self.pages} are free.")
+            if text is None:
+                text = self._texts[sequence] = _Text()
+            self._resize(text, first + count)
+            text.tokens, text.used_s = tokens, self._clock()
+            pages = torch.tensor(text.pages[first:])
+        for one, part in zip(kept, data.split_with_sizes(sizes, 1), strict=True):
+            slots = _by_page(one)
+            slots[pages] = part.contiguous().view(one.dtype).view(count, *slots.shape[1:]).to(one.device)
+
+    def _tensors(self) -> list[Tensor]:
+        """Keys and values ``[slots, …]`` of every attention, once where both are the same."""
+        return [one for keys, values in self._layers for one in ((keys,) if values is keys else (keys, values))]
+
     def _held(self, sequence: int, start: int, parent: int) -> int | None:
         """Pages that a text has once it goes on from ``start``; None where it cannot."""
         text = self._texts.get(sequence)
@@ -205,6 +250,11 @@ class PagedPast:
             )  # [1, t, H, D]
             parts.append(y.reshape(one_q.shape[0], -1))
         return torch.cat(parts) if len(parts) > 1 else parts[0]  # [T, H*D]
+
+
+def _by_page(kept: Tensor) -> Tensor:
+    """A view ``[pages, PAGE_TOKENS, …]`` of ``[slots, …]``."""
+    return kept.view(-1, PAGE_TOKENS, *kept.shape[1:])
 
 
 def _places(table: Sequence[int], count: int) -> range | Tensor:

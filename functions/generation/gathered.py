@@ -4,38 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from functions.generation.generator import Generator
-from functions.generation.sampling import Chosen, Sampler, Sampling
-from functions.generation.texts import Finish, Text
-from functions.wire.errors import CallError
-
-
-@dataclass(eq=False)
-class Gathered:
-    """A sink that keeps a text's new tokens (:class:`functions.generation.texts.Sink`)."""
-
-    tokens: list[int] = field(default_factory=list)
-    over: asyncio.Future[Finish] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-
-    def prompt(self, scored: Sequence[Chosen]) -> None:
-        """Nobody asks for it."""
-
-    def token(self, chosen: Chosen) -> bool:
-        self.tokens.append(chosen.token)
-        return False
-
-    def full(self) -> bool:
-        return False
-
-    def finished(self, reason: Finish) -> None:
-        if not self.over.done():
-            self.over.set_result(reason)
-
-    def failed(self, error: CallError) -> None:
-        if not self.over.done():
-            self.over.set_exception(error)
+from functions.generation.sampling import Sampler, Sampling
+from functions.generation.texts import Gathered, Text
 
 
 async def write(

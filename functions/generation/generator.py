@@ -10,10 +10,13 @@ from typing import Any
 from functions.dispatch.dispatcher import ABSENT_S, Dispatcher
 from functions.generation.instance import Instance, NoKvError, UnreachableError, form
 from functions.generation.measures import Measures
+from functions.generation.phases import Phases, phases_of
+from functions.generation.profiling import ProfileError, Profiler
 from functions.generation.run import InstanceRun, Waiting
 from functions.generation.texts import Text
 from functions.ingress.calls import NodeCaller
 from functions.ingress.passes import PipelinePass
+from functions.serving.settings import ScheduleSettings
 from functions.wire.errors import (
     CallError,
     DeadlineError,
@@ -27,6 +30,7 @@ from moe.manifest import Manifest
 log = logging.getLogger(__name__)
 
 NOT_READY = "not every segment has a ready replica"
+SPENT = "the request's time was spent waiting for pages of the segments"
 LOOK_S = 0.1
 """How often waiting texts are looked at: whether their time is spent, their reader has caught up, an instance can be
 made."""
@@ -47,8 +51,11 @@ class Generator:
         queue_limit: int,
         timeout_s: float,
         computed: Callable[[int], object] = lambda tokens: None,
+        schedule: ScheduleSettings | None = None,
     ) -> None:
-        """``timeout_s``: time for a text's first and each next token; ``computed`` hears of each iteration's tokens."""
+        """``timeout_s``: time for a text's first and each next token; ``computed`` hears of each iteration's tokens;
+        ``schedule``: how prefill and decode are shared out, None: every text stays where it begins."""
+        self._schedule = schedule = schedule or ScheduleSettings()
         self.measures = Measures()
         self.waiting = Waiting()
         self.runs: list[InstanceRun] = []
@@ -60,10 +67,22 @@ class Generator:
         self._failed_until_s: dict[str, float] = {}
         self._segments = list(dict.fromkeys(caller.address(segment.id)[0] for segment in manifest.segments))
         self._refusal: CallError = NoReplicaError(NOT_READY)
+        self._joining: list[Instance] = []
+        """Instances that are being measured."""
+        self.phases = phases_of(schedule)
+        self._profiler = Profiler(manifest, schedule.profiles, timeout_s)
+        if self.phases is not None:
+            self._start(self.phases.watch())
+
+    @property
+    def queued(self) -> int:
+        """Texts that wait: for an instance, at one, or for their readers."""
+        waiting = self.waiting
+        return len(waiting.texts) + len(waiting.parked) + sum(len(run.queued) for run in self.runs)
 
     def add(self, text: Text) -> None:
         """Have a text continued; its sink gets what comes of it. Raises OverloadedError."""
-        if len(self.waiting.texts) >= self._queue_limit:
+        if self.queued - len(self.waiting.parked) >= self._queue_limit:
             raise OverloadedError(f"{self._queue_limit} texts wait to be continued; try again later")
         self.waiting.texts.append(text)
         self._place()
@@ -79,6 +98,26 @@ class Generator:
         if self.runs:
             self._look_after()
 
+    def document(self) -> dict[str, Any]:
+        """What instances do, as JSON: docs/generation.md."""
+        phases, measures = self.phases, self.measures
+        roles = {} if phases is None else phases.document()
+        return {
+            "schedule": self._schedule.rule,
+            "ttft_s": self._schedule.targets.ttft_s,
+            "tpot_s": self._schedule.targets.tpot_s,
+            "waiting": len(self.waiting.texts) + len(self.waiting.parked),
+            "joining": len(self._joining),
+            "instances": [
+                run.document() | roles.get(run, {"instance": number, "role": "both"})
+                for number, run in enumerate(self.runs)
+            ],
+            "flips": 0 if phases is None else phases.scheduler.flips,
+            "flip_ms": [] if phases is None else [1000 * flip.took_s for flip in phases.flips],
+            "decision_ms": [] if phases is None else [1000 * one for one in phases.decisions_s],
+            "moved": measures.moved_document(),
+        }
+
     def close(self) -> None:
         """Stop; texts under way get nothing more."""
         for task in self._tasks:
@@ -89,20 +128,23 @@ class Generator:
             run.wake()
 
     def _place(self) -> None:
-        """Waiting texts in order to the instance with the fewest pages taken, while the first of them fits there."""
+        """Waiting texts in order to instances: to the one that prefills them, where that is scheduled; else to the one
+        with the fewest pages taken, while the first of them fits there."""
         queue = self.waiting.texts
         runs = [run for run in self.runs if not run.over]
         while queue and runs:
             text, run = queue[0], min(runs, key=lambda one: one.pages)
             refusal = run.refusal(text)
-            if refusal is None and not text.cancelled and not run.fits(text):
+            if refusal is None and not text.cancelled and self.phases is None and not run.fits(text):
                 break
             queue.popleft()
             if text.cancelled or refusal is not None:
                 self._end(text, refusal or self._refusal)
-            else:
+            elif self.phases is None:
                 run.admit(text)
-        if self.waiting.texts or self.waiting.parked:
+            else:
+                self.phases.dispatch(text, self._loop.time()).expect(text)
+        if self.queued:
             self._look_after()
 
     def _look_after(self) -> None:
@@ -125,16 +167,19 @@ class Generator:
                 waiting.parked.remove(text)
                 text.moved_s = now_s
                 waiting.texts.appendleft(text)
+            for run in list(self.runs):
+                for text in run.queued:
+                    if text.moved_s + self._timeout_s <= now_s or (text.deadline_s or now_s + 1) <= now_s:
+                        run.give_up_waiting(text, DeadlineError(SPENT))
             self._place()
-            if not waiting.texts and not waiting.parked:
+            if not self.queued:
                 return
             await asyncio.sleep(LOOK_S)
 
     def _drop(self, text: Text) -> None:
         queue = self.waiting.parked if text in self.waiting.parked else self.waiting.texts
         queue.remove(text)
-        spent = DeadlineError("the request's time was spent waiting for pages of the segments")
-        self._end(text, spent if self.runs else self._refusal)
+        self._end(text, DeadlineError(SPENT) if self.runs else self._refusal)
 
     def _end(self, text: Text, error: CallError) -> None:
         self.measures.finished(text, "abort", self._loop.time())
@@ -144,7 +189,7 @@ class Generator:
     async def _make_instances(self) -> None:
         """Make those that replicas in none allow. What cannot be had is what waiting texts are refused with."""
         try:
-            taken = [run.instance for run in self.runs]
+            taken = [*(run.instance for run in self.runs), *self._joining]
             now_s = self._loop.time()
             avoided = {replica for replica, until_s in self._failed_until_s.items() if until_s > now_s}
             for replicas in form(self._manifest, self._caller, self._dispatcher, taken, avoided):
@@ -162,13 +207,42 @@ class Generator:
             self._failed_until_s[error.replica] = self._loop.time() + REST_S
             await instance.close()
             return
-        run = InstanceRun(instance, self.waiting, self.measures, self._timeout_s, self._computed, self._place)
+        if self.phases is None:
+            self._begin(instance)
+        else:
+            self._joining.append(instance)
+            self._start(self._join(instance, self.phases))
+
+    async def _join(self, instance: Instance, phases: Phases) -> None:
+        """Measure an instance, then run it."""
+        name = phases.reserve()
+        try:
+            profile = await self._profiler.profile(instance, name)
+        except ProfileError as error:
+            log.warning("%s", error)
+            self._failed_until_s |= {one.id: self._loop.time() + REST_S for one in instance.replicas.values()}
+            await instance.close()
+        else:
+            if instance.whole():
+                phases.join(name, self._begin(instance), profile)
+            else:
+                await instance.close()
+        finally:
+            phases.reserved.discard(name)
+            self._joining.remove(instance)
+        self._look_after()
+
+    def _begin(self, instance: Instance) -> InstanceRun:
+        run = InstanceRun(
+            instance, self.waiting, self.measures, self._timeout_s, self._computed, self._place, self.phases
+        )
         self.runs.append(run)
         self._start(run.run()).add_done_callback(lambda task: self._ended(run, task))
+        return run
 
     def _ended(self, run: InstanceRun, task: asyncio.Task[None]) -> None:
         self.runs.remove(run)
-        if not task.cancelled() and self.waiting.texts:
+        if not task.cancelled() and self.queued:
             self._look_after()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 import orjson
 
-from functions.dispatch.client import ConnectionPool, TransportError, request_head
+from functions.dispatch.client import ConnectionPool, RawReply, TransportError, request_head
 from functions.dispatch.dispatcher import CallRecord, Dispatcher, ReplicaAddress
 from functions.generation.texts import Text
 from functions.ingress.calls import NodeCaller, PassContext, gather_or_cancel
@@ -18,6 +18,8 @@ from functions.ingress.passes import PipelinePass
 from functions.wire import arrays
 from functions.wire import format as wire
 from functions.wire.arrays import Array, Arrays
+from functions.wire.errors import KvFullError, KvLostError
+from functions.wire.messages import KV_FULL, KV_SOURCE, TIMEOUT_MS
 from moe.manifest import Manifest
 from platform_words.headers import CALLER_KEY
 
@@ -137,6 +139,25 @@ class Instance:
         node_id, replica = self._replica_of[index]
         return await self._caller.call(node_id, tensors, context, CallRecord(), replica=replica, all_logits=all_logits)
 
+    async def pull(self, text: Text, source: Instance, limit_s: float) -> int:
+        """Have every replica here fetch the pages of ``text`` from its counterpart in ``source``, until ``limit_s`` on
+        the loop's clock; how many bytes came. Raises KvFullError, KvLostError."""
+        tensors = {"sequences": np.array([text.kv_id], np.int64), "tokens": np.array([text.kept], np.int64)}
+        chunks = arrays.encode(tensors)
+        return sum(await gather_or_cancel([self._pull_at(name, source, chunks, limit_s) for name in self.replicas]))
+
+    async def _pull_at(self, name: str, source: Instance, chunks: Sequence[wire.Chunk], limit_s: float) -> int:
+        left_s = max(0.0, limit_s - asyncio.get_running_loop().time())
+        headers = [(KV_SOURCE, source.replicas[name].address), (TIMEOUT_MS, f"{left_s * 1000:.1f}")]
+        try:
+            reply = await self._post(name, "/kv/pull", chunks, left_s, headers)
+        except TransportError as error:
+            raise KvLostError(f"{name}: {error}") from None
+        if reply.status == 200:
+            return int(orjson.loads(reply.body)["bytes"])
+        message = f"{name} answered {reply.status}: {bytes(reply.body[:300]).decode('utf-8', 'replace')}"
+        raise KvFullError(message) if reply.status == KV_FULL else KvLostError(message)
+
     def free(self, kv_ids: Sequence[int]) -> None:
         """Have all replicas free these texts' pages, without waiting; one that cannot be reached frees them later by
         itself, as nobody asks for them any more."""
@@ -162,13 +183,24 @@ class Instance:
         await asyncio.gather(*(self._free_at(name, chunks) for name in self.replicas))
 
     async def _free_at(self, name: str, chunks: Sequence[wire.Chunk]) -> None:
-        pool = self._pools[name]
-        headers = [(CALLER_KEY, self.replicas[name].key)]
-        head = request_head("/kv/free", pool.address, wire.CONTENT_TYPE, wire.total_bytes(chunks), headers)
         try:
-            await pool.call(head, chunks, ASK_S)
+            await self._post(name, "/kv/free", chunks, ASK_S)
         except TransportError as error:
-            log.info("pages at %s are not freed: %s", pool.address, error)
+            log.info("pages at %s are not freed: %s", self._pools[name].address, error)
+
+    async def _post(
+        self,
+        name: str,
+        path: str,
+        chunks: Sequence[wire.Chunk],
+        timeout_s: float,
+        headers: Sequence[tuple[str, str]] = (),
+    ) -> RawReply:
+        """One call to the replica of a function. Raises TransportError."""
+        pool = self._pools[name]
+        shown = [(CALLER_KEY, self.replicas[name].key), *headers]
+        head = request_head(path, pool.address, wire.CONTENT_TYPE, wire.total_bytes(chunks), shown)
+        return await pool.call(head, chunks, timeout_s)
 
 
 def _which(parts: Parts) -> Arrays:

@@ -21,6 +21,13 @@ class Measures:
     asked_tokens: int = 0
     """Tokens of texts when they were admitted, and how many of them were there already."""
     found_tokens: int = 0
+    move_wait: Distribution = field(default_factory=Distribution)
+    """From a text's first token until its pages begin to move to the instance that goes on with it (q2)."""
+    move: Distribution = field(default_factory=Distribution)
+    """Until they are there (c)."""
+    moved_bytes: int = 0
+    lost_sources: int = 0
+    """Texts that were computed again, as their pages could not be had."""
     ended: dict[str, int] = field(default_factory=dict)
     """Texts by reason: ``stop``, ``length``, ``abort``."""
 
@@ -41,6 +48,23 @@ class Measures:
     def prompt_only(self, text: Text) -> None:
         """A text is through of which no token is written."""
         self.prompt_tokens += len(text.tokens)
+
+    def moved(self, count: int, waited_s: float, took_s: float) -> None:
+        """A text of ``count`` bytes is at the instance that goes on with it."""
+        self.move_wait.observe(waited_s)
+        self.move.observe(took_s)
+        self.moved_bytes += count
+
+    def moved_document(self) -> dict[str, float]:
+        """What moved so far, and the mean times that the paper calls q2 and c."""
+        texts = self.move.count
+        return {
+            "texts": texts,
+            "bytes": self.moved_bytes,
+            "lost_sources": self.lost_sources,
+            "waited_ms": 1000 * self.move_wait.total_s / texts if texts else 0.0,
+            "took_ms": 1000 * self.move.total_s / texts if texts else 0.0,
+        }
 
     def finished(self, text: Text, reason: str, now_s: float) -> None:
         """A text has ended."""

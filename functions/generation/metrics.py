@@ -26,12 +26,12 @@ class GenerationMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Called at every scrape."""
         generator, measures, label = self._generator, self._generator.measures, [self._model]
-        waiting = generator.waiting
+        phases = generator.phases
         used = sum(run.pages for run in generator.runs)
         room = sum(run.instance.pages for run in generator.runs)
         for metric, words, value in (
             (names.TEXTS_RUNNING, "Texts in iterations", sum(len(run.texts) for run in generator.runs)),
-            (names.TEXTS_WAITING, "Texts that wait", len(waiting.texts) + len(waiting.parked)),
+            (names.TEXTS_WAITING, "Texts that wait", generator.queued),
             (names.KV_USAGE, "Part of the pages in use", used / room if room else 0.0),
         ):
             gauge = GaugeMetricFamily(metric, words, labels=_LABEL)
@@ -43,6 +43,9 @@ class GenerationMetrics(Collector):
             ("vllm:prefix_cache_hits", "Those whose keys and values were kept", measures.found_tokens),
             (names.PROMPT_TOKENS, "Tokens of prompts", measures.prompt_tokens),
             (names.WRITTEN_TOKENS, "Tokens written", measures.written_tokens),
+            ("smoe_kv_moved_bytes", "Keys and values that moved between instances", measures.moved_bytes),
+            ("smoe_kv_lost_sources", "Texts computed again, as theirs could not be had", measures.lost_sources),
+            ("smoe_role_flips", "Changes of instances' roles", phases.scheduler.flips if phases else 0),
         ):
             counter = CounterMetricFamily(metric, words, labels=_LABEL)
             counter.add_metric(label, count)
@@ -56,7 +59,15 @@ class GenerationMetrics(Collector):
             (names.TTFT_SECONDS, "Arrival to first token", measures.first_token),
             (names.TPOT_SECONDS, "From one token to the next", measures.next_token),
             ("vllm:e2e_request_latency_seconds", "Arrival to last token", measures.whole),
+            ("smoe_kv_move_wait_seconds", "First token until keys and values begin to move", measures.move_wait),
+            ("smoe_kv_move_seconds", "Until they are there", measures.move),
         ):
             histogram = HistogramMetricFamily(metric, words, labels=_LABEL)
             histogram.add_metric(label, distribution.cumulative(), distribution.total_s)
             yield histogram
+        labels = [*_LABEL, "instance", "role", "state"]
+        texts = GaugeMetricFamily("smoe_instance_texts", "Texts of an instance", labels=labels)
+        for one in generator.document()["instances"]:
+            for state in ("running", "queue", "arriving"):
+                texts.add_metric([self._model, str(one["instance"]), one["role"], state], one[state])
+        yield texts

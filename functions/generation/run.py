@@ -7,6 +7,9 @@ Pages: a text is admitted when those of all its tokens are free. Where a growing
 last gives its pages back and waits at the head of the queue; it is computed again from its beginning, and what it wrote
 stays written. Pages of finished texts are kept for texts that begin like them, and given up before anybody waits. One
 that is alone always fits, or was refused before it began.
+
+With a scheduler of phases (:mod:`functions.generation.phases`) each instance has a queue of prompts of its own, and a
+text whose prompt is computed goes on where the scheduler sends it: here, or at an instance that pulls its pages.
 """
 
 from __future__ import annotations
@@ -16,13 +19,15 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 
 from functions.generation.instance import Instance
 from functions.generation.measures import Measures
+from functions.generation.migration import Arrival, Migrations
 from functions.generation.prefixes import KEEP_S, Prefixes
-from functions.generation.sampling import Chosen, logprobs_of
+from functions.generation.scoring import score
 from functions.generation.texts import Finish, Text
 from functions.ingress.calls import PassContext
 from functions.wire.arrays import Array, as_float32
@@ -56,6 +61,19 @@ class Waiting:
     parked: list[Text] = field(default_factory=list)
 
 
+class Monitor(Protocol):
+    """Hears of all that runs, and knows who decodes (:class:`functions.generation.phases.Phases`)."""
+
+    def token(self, run: InstanceRun, text: Text, now_s: float, since_s: float) -> InstanceRun:
+        """A text's token was chosen, computed since ``since_s``, and it goes on: where."""
+
+    def left(self, text: Text) -> None:
+        """A text has ended, or begins again."""
+
+    def lost(self, run: InstanceRun) -> None:
+        """A run has ended."""
+
+
 class InstanceRun:
     """Runs iterations on an instance until it is no longer whole."""
 
@@ -67,6 +85,7 @@ class InstanceRun:
         timeout_s: float,
         computed: Callable[[int], object],
         place: Callable[[], object],
+        monitor: Monitor | None = None,
     ) -> None:
         """``timeout_s``: time for each next token of a text; ``computed`` hears how many tokens each iteration had;
         ``place`` lets waiting texts in, before each."""
@@ -76,6 +95,12 @@ class InstanceRun:
         """Those that run here, in order of arrival."""
         self.over = False
         """Whether it has ended: a text that is admitted after that would wait for ever."""
+        self.queue: deque[Text] = deque()
+        """Texts whose prompts are to be computed here, once there is room."""
+        self.leaving: list[Text] = []
+        """Texts as they were when they went to another instance, which has not got all their pages yet."""
+        self.migrations = Migrations(instance, measures, timeout_s, self._arrived, self._begin_again)
+        self._monitor = monitor
         self._waiting = waiting
         self._measures = measures
         self._timeout_s = timeout_s
@@ -87,11 +112,29 @@ class InstanceRun:
     @property
     def pages(self) -> int:
         """Pages that its texts take up, those that they share with kept ones counted there."""
-        return sum(map(self._pages_of, self.texts))
+        moving = self.migrations.moving
+        held = [*self.texts, *self.leaving, *([moving.text] if moving else [])]
+        return sum(map(self._pages_of, held))
+
+    @property
+    def queued(self) -> list[Text]:
+        """Texts that wait for this instance."""
+        return [*self.queue, *self.migrations.texts]
 
     @property
     def _free_pages(self) -> int:
         return self.instance.pages - self.pages - self.prefixes.pages
+
+    def document(self) -> dict[str, object]:
+        """What it has to do, for the live view."""
+        return {
+            "running": len(self.texts),
+            "queue": len(self.queue),
+            "arriving": len(self.migrations.texts),
+            "pages_used": self.pages,
+            "pages_kept": self.prefixes.pages,
+            "pages": self.instance.pages,
+        }
 
     def wake(self) -> None:
         """A text was given up, or the table of replicas has changed."""
@@ -103,6 +146,7 @@ class InstanceRun:
             while self.instance.whole():
                 self._end_those_given_up()
                 self._place()
+                self._take_in()
                 self._make_room()
                 iteration = self._next_iteration()
                 if iteration:
@@ -119,6 +163,11 @@ class InstanceRun:
                 self._fail(text, CallError(repr(error)))
         finally:
             self.over = True
+            if self._monitor is not None:
+                self._monitor.lost(self)
+            await self.migrations.close()
+            while self.queue:
+                self._begin_again(self.queue.pop())
             for text in reversed(list(self.texts)):
                 self._put_back(text)
             self.instance.free(self.prefixes.all_ids())
@@ -126,9 +175,8 @@ class InstanceRun:
 
     async def _iterate(self, iteration: Iteration) -> None:
         """Raises KvLostError."""
-        context = PassContext(
-            ",".join(text.request_id for text, _ in iteration)[:256], self._loop.time() + self._timeout_s
-        )
+        begun_s = self._loop.time()
+        context = PassContext(",".join(text.request_id for text, _ in iteration)[:256], begun_s + self._timeout_s)
         try:
             logits, experts = await self.instance.run(iteration, context)
         except KvFullError:  # another ingress has texts there too, or what was freed here is still on its way
@@ -144,7 +192,7 @@ class InstanceRun:
             await asyncio.sleep(PAUSE_S)
         else:
             self._computed(sum(count for _, count in iteration))
-            self._take(iteration, logits, experts)
+            self._take(iteration, logits, experts, begun_s)
 
     def refusal(self, text: Text) -> CallError | None:
         """Why a text can never run here; None where it can."""
@@ -158,8 +206,8 @@ class InstanceRun:
 
     def fits(self, text: Text) -> bool:
         """Whether there is room for it now; kept texts that nobody under way began with make room."""
-        held = self.pages + self.prefixes.pinned(one.parent for one in self.texts)
-        return len(self.texts) < MAX_RUNNING and held + self._pages_of(text) <= self.instance.pages
+        held = self.pages + self.prefixes.pinned(one.parent for one in (*self.texts, *self.leaving))
+        return len(self.texts) + len(self.leaving) < MAX_RUNNING and held + self._pages_of(text) <= self.instance.pages
 
     def admit(self, text: Text) -> None:
         """Run a text that fits from the next iteration on."""
@@ -169,13 +217,63 @@ class InstanceRun:
         self.texts.append(text)
         self._wake.set()
 
+    def expect(self, text: Text) -> None:
+        """Compute a text's prompt when there is room: in order, those that had begun elsewhere first."""
+        if text.written:
+            self.queue.appendleft(text)
+        else:
+            self.queue.append(text)
+        self._wake.set()
+
+    def _take_in(self) -> None:
+        """Texts that come from other instances, and prompts that wait for this one; each in order."""
+        self.migrations.begin(self.fits)
+        while self.queue and (self.queue[0].cancelled or self.fits(self.queue[0])):
+            text = self.queue.popleft()
+            if text.cancelled:
+                self._ended(text, "abort")
+            else:
+                self.admit(text)
+
+    def _send(self, text: Text, to: InstanceRun, now_s: float) -> None:
+        """Another instance goes on with a text; its pages stay until they are there."""
+        self.texts.remove(text)
+        arrival = Arrival(text, self, now_s)
+        self.leaving.append(arrival.left)
+        to.migrations.queue.append(arrival)
+        to.wake()
+
+    def sent(self, left: Text) -> None:
+        """The pages of a text that went are not wanted for it any more; they stay for texts that begin like it."""
+        self.leaving.remove(left)
+        if self.over or not self.prefixes.keep(left, self._loop.time()):
+            self.instance.free([left.kv_id])
+        self._wake.set()
+
+    def _arrived(self, text: Text) -> None:
+        """Another instance's text is here."""
+        text.longest = min(text.longest, self.instance.pages * self.instance.page_tokens)
+        self.texts.append(text)
+        self._wake.set()
+
+    def _begin_again(self, text: Text) -> None:
+        """A text that waited for this instance waits for any."""
+        self._leave(text)
+        text.forget()
+        self._waiting.texts.appendleft(text)
+        self._wake.set()
+
+    def _leave(self, text: Text) -> None:
+        if self._monitor is not None:
+            self._monitor.left(text)
+
     def _share(self, text: Text) -> None:
         """Begin with a kept text's pages, where that leaves room for the rest."""
         if text.scoring:  # the pages have no logits of the tokens in them
             return
         now_s = self._loop.time()
         parent, pages = self.prefixes.find(text.tokens, now_s)
-        pinned = self.prefixes.pinned([parent, *(one.parent for one in self.texts)])
+        pinned = self.prefixes.pinned([parent, *(one.parent for one in (*self.texts, *self.leaving))])
         if pages and self.pages + pinned + self._pages_of(text) - pages <= self.instance.pages:
             self.prefixes.use(text, parent, pages, now_s)
 
@@ -184,7 +282,9 @@ class InstanceRun:
             pass
         while self._free_pages < 0 and (self._give_up_kept() or self._preempt()):
             pass
-        if self._free_pages < 0:  # a text alone, with the rest of one that it began with: both go, and it begins again
+        if (
+            self._free_pages < 0 and self.texts
+        ):  # a text alone, with the rest of one that it began with: both go, and it begins again
             self._put_back(self.texts[0])
             while self._give_up_kept():
                 pass
@@ -215,6 +315,7 @@ class InstanceRun:
 
     def _remove(self, text: Text) -> None:
         self.texts.remove(text)
+        self._leave(text)
         self.prefixes.leave(text)
         self.instance.free([text.kv_id])  # also where its first iteration failed: some segments were through with it
 
@@ -229,14 +330,14 @@ class InstanceRun:
                 room -= left
         return iteration
 
-    def _take(self, iteration: Iteration, logits: Sequence[Array], experts: Array | None) -> None:
+    def _take(self, iteration: Iteration, logits: Sequence[Array], experts: Array | None, begun_s: float) -> None:
         """Choose each text's next token from its ``logits [rows, vocab]``, where all of it has been computed; with
-        ``experts [B, layers, k]`` where one wants them."""
+        ``experts [B, layers, k]`` where one wants them. ``begun_s``: when the iteration began."""
         now_s = self._loop.time()
         for place, ((text, count), array) in enumerate(zip(iteration, logits, strict=True)):
             rows = torch.from_numpy(as_float32(array).copy())
             if text.scoring:
-                _score(text, rows)
+                score(text, rows)
             text.kept += count
             if text.kept < len(text.tokens) or text.cancelled:
                 continue
@@ -257,10 +358,15 @@ class InstanceRun:
                 self._finish(text, reason)
             elif text.sink.full():
                 self._put_back(text, parked=True)
+            elif self._monitor is not None:
+                to = self._monitor.token(self, text, now_s, begun_s)
+                if to is not self:
+                    self._send(text, to, now_s)
 
     def _finish(self, text: Text, reason: Finish) -> None:
         now_s = self._loop.time()
         self.texts.remove(text)
+        self._leave(text)
         if not self.prefixes.keep(text, now_s):
             self.instance.free([text.kv_id])
         self._measures.finished(text, reason, now_s)
@@ -270,6 +376,21 @@ class InstanceRun:
         self._remove(text)
         self._measures.finished(text, "abort", self._loop.time())
         text.sink.failed(error)
+
+    def _ended(self, text: Text, reason: str) -> None:
+        """A text that nobody wants ended before it was here."""
+        self._leave(text)
+        self._measures.finished(text, reason, self._loop.time())
+
+    def give_up_waiting(self, text: Text, error: CallError) -> None:
+        """The time of a text that waits for this instance is spent; one that is being pulled is let through."""
+        if text in self.queue:
+            self.queue.remove(text)
+        elif not self.migrations.drop(text):
+            return
+        self._ended(text, "abort")
+        if not text.cancelled:
+            text.sink.failed(error)
 
     def _end_those_given_up(self) -> None:
         now_s = self._loop.time()
@@ -289,18 +410,3 @@ class InstanceRun:
 
     def _pages_of(self, text: Text) -> int:
         return -(-len(text.tokens) // self.instance.page_tokens) - text.shared_pages
-
-
-def _score(text: Text, rows: torch.Tensor) -> None:
-    """Report the prompt's tokens that ``rows [tokens, vocab]``, the logits after its next tokens, are about. The first
-    token follows nothing, so it has no probability."""
-    prompt = text.tokens[: len(text.tokens) - text.written]
-    first = [] if text.scored else [Chosen(prompt[0])]
-    scored_tokens = prompt[max(text.scored, 1) : text.kept + len(rows) + 1]
-    skipped = max(text.scored, 1) - text.kept - 1  # what was reported before the text was preempted
-    scored = [
-        *first,
-        *logprobs_of(rows[skipped : skipped + len(scored_tokens)], scored_tokens, text.prompt_logprobs or 0),
-    ]
-    text.scored += len(scored)
-    text.sink.prompt(scored)

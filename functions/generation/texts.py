@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,32 @@ class Sink(Protocol):
 
     def failed(self, error: CallError) -> None:
         """There will be no more of it."""
+
+
+@dataclass(eq=False)
+class Gathered:
+    """A sink that keeps a text's new tokens (:class:`Sink`)."""
+
+    tokens: list[int] = field(default_factory=list)
+    over: asyncio.Future[Finish] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    def prompt(self, scored: Sequence[Chosen]) -> None:
+        """Nobody asks for it."""
+
+    def token(self, chosen: Chosen) -> bool:
+        self.tokens.append(chosen.token)
+        return False
+
+    def full(self) -> bool:
+        return False
+
+    def finished(self, reason: Finish) -> None:
+        if not self.over.done():
+            self.over.set_result(reason)
+
+    def failed(self, error: CallError) -> None:
+        if not self.over.done():
+            self.over.set_exception(error)
 
 
 def end_tokens(manifest: Manifest) -> frozenset[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,6 +40,8 @@ class Statistics:
         self._timer: asyncio.TimerHandle | None = None
         self.openings: Collection[Opening] = ()
         """Activations of standbys, the latest last."""
+        self.generation: Callable[[], dict[str, Any]] | None = None
+        """What a decoder's instances do."""
         self._remember()
 
     def close(self) -> None:
@@ -69,6 +71,8 @@ class Statistics:
             "activations": [asdict(opening) for opening in self.openings],
             "links": {machine: asdict(link) for machine, link in traffic.links.items()},
         }
+        if self.generation is not None:
+            document["generation"] = self.generation()
         return orjson.dumps(document)
 
     def _remember(self) -> None:

@@ -74,6 +74,7 @@ class Ingress:
         self.dispatcher, self._plans = dispatching(manifest, self._grouping, settings, loop)
         self._transfer = settings.transfer
         self._caller_key = settings.caller_key()
+        self._schedule = settings.schedule
         self._timeout_s = settings.timeout_s
         self._loop = loop
         self._bursts = self._burst_activation(settings)
@@ -101,8 +102,10 @@ class Ingress:
                 queue_limit=self._limits[1],
                 timeout_s=self._timeout_s,
                 computed=self._computed,
+                schedule=self._schedule,
             )
             self.instruments.expose(GenerationMetrics(self.manifest.name, self._generator))
+            self.statistics.generation = self._generator.document
         self._openai = OpenAiApi(
             self.manifest, self.tokenizer, self._template, self._generator, self._embed, self._loop
         )

@@ -66,6 +66,8 @@ class Arrow(Scheduler):
             elif not instance.decodes:
                 instance.interval_s = 0.0
             instance.intervals_s, instance.intervals = 0.0, 0
+        if not self.instances:
+            return
         prefilling, decoding = self.pool(Role.PREFILL), self.pool(Role.DECODE)
         prefill_load = sum(instance.prefill_s for instance in prefilling) / len(prefilling) / self.targets.ttft_s
         self.decode_load = sum(instance.interval_s for instance in decoding) / len(decoding) / self.targets.tpot_s
@@ -77,7 +79,7 @@ class Arrow(Scheduler):
         """Algorithm 3: the other role's instance with the least flip cost becomes ``to``; None where none may."""
         if to is Role.DECODE and now_s - self._last_flip_s < self.settings.cooldown_s:
             return None
-        sources = self.pool(to.other)
+        sources = self.having(to.other)
         if len(sources) < 2:
             return None
         flipped = min(sources, key=flip_cost)

@@ -61,19 +61,27 @@ class Scheduler(ABC):
     """Bookkeeping around two choices. All methods raise SchedulingError for requests and instances it does not have."""
 
     def __init__(self, profiles: Mapping[int, Profile], targets: Targets, prefill: int) -> None:
-        """The first ``prefill`` of the instances begin with prefill, the others with decode."""
-        if len(profiles) < 2 or not 1 <= prefill < len(profiles):
+        """The first ``prefill`` of the instances begin with prefill, the others with decode; so do those that
+        :meth:`add` brings. A phase without an instance is computed by those of the other."""
+        if prefill < 1 or 0 < len(profiles) <= prefill:
             raise SchedulingError(
                 f"a scheduler needs at least one instance for each phase, got {prefill} for prefill of {len(profiles)}"
             )
         self.targets = targets
-        self.instances = {
-            name: Instance(name, profile, Role.PREFILL if at < prefill else Role.DECODE)
-            for at, (name, profile) in enumerate(profiles.items())
-        }
+        self.instances: dict[int, Instance] = {}
         self.flips = 0
+        self._prefill = prefill
         self._prefilling: dict[int, int] = {}
         self._decoding: dict[int, int] = {}
+        for name, profile in profiles.items():
+            self.add(name, profile)
+
+    def add(self, name: int, profile: Profile) -> None:
+        """One more instance: for prefill while that has fewer than it began with, else for decode."""
+        if name in self.instances:
+            raise SchedulingError(f"there is an instance {name} already")
+        role = Role.PREFILL if len(self.having(Role.PREFILL)) < self._prefill else Role.DECODE
+        self.instances[name] = Instance(name, profile, role)
 
     @abstractmethod
     def choose_prefill(self, tokens: int, now_s: float) -> Instance:
@@ -86,8 +94,15 @@ class Scheduler(ABC):
     def update(self, now_s: float) -> None:  # noqa: B027  rules without a monitoring loop keep this one
         """One round of the monitoring loop."""
 
-    def pool(self, role: Role) -> list[Instance]:
+    def having(self, role: Role) -> list[Instance]:
         return [instance for instance in self.instances.values() if instance.role is role]
+
+    def pool(self, role: Role) -> list[Instance]:
+        """The instances that compute a phase: those of the role, or all where it has none. Raises SchedulingError where
+        there is no instance."""
+        if not self.instances:
+            raise SchedulingError("there is no instance")
+        return self.having(role) or list(self.instances.values())
 
     def prefill(self, request: int, tokens: int, now_s: float) -> int:
         """Dispatch the prefill of a new request; the instance's name."""
@@ -132,15 +147,11 @@ class Scheduler(ABC):
         del self._prefilling[request]
 
     def lose(self, instance: int) -> list[int]:
-        """An instance is gone; the requests it had, which begin again. Each phase keeps an instance.
-
-        Raises SchedulingError for one of the last two instances.
-        """
+        """An instance is gone; the requests it had, which begin again. Each phase keeps one while two remain."""
         held = self._instance(instance)
-        if len(self.instances) <= 2:
-            raise SchedulingError("one of the last two instances cannot be lost: one for each phase must remain")
-        if len(self.pool(held.role)) == 1:
-            min(self.pool(held.role.other), key=lambda other: other.prefill_s).role = held.role
+        others = self.having(held.role.other)
+        if len(self.having(held.role)) == 1 and len(others) > 1:
+            min(others, key=lambda other: other.prefill_s).role = held.role
         del self.instances[instance]
         requests = [*held.prefills, *held.decodes]
         for request in requests:

@@ -32,6 +32,10 @@ class Distribution:
         self.counts[bisect_left(names.BUCKETS_S, value_s)] += 1
         self.total_s += value_s
 
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
     def cumulative(self) -> list[tuple[str, float]]:
         """Prometheus' form: (upper bound, count of values up to it)."""
         result, running = [], 0

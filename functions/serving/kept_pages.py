@@ -2,17 +2,19 @@
 
 ``GET /kv``: room and use of each segment as JSON. ``POST /kv/free`` with ``sequences [F] int64``: these texts have
 ended. Texts that no call was for in ``IDLE_S`` are freed too: the ingress that asked for them is gone.
+``POST /kv/read/NODE`` and ``/kv/pull``: :mod:`functions.serving.kv_transfer`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import orjson
 import torch
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from functions.serving.kv_transfer import PageTransfer
 from functions.wire import format as wire
 from functions.wire.messages import Reply, Request, error_reply
 from moe.cache import PAGE_TOKENS, PageCache
@@ -26,12 +28,19 @@ IDLE_S = 120.0
 class KeptPages:
     """The caches of a worker's segments; they share one bound."""
 
-    def __init__(self, programs: Mapping[str, NodeProgram], limit_bytes: int, loop: asyncio.AbstractEventLoop) -> None:
-        """``limit_bytes`` 0: nothing is kept here."""
+    def __init__(
+        self,
+        programs: Mapping[str, NodeProgram],
+        limit_bytes: int,
+        loop: asyncio.AbstractEventLoop,
+        key: str = "",
+    ) -> None:
+        """``limit_bytes`` 0: nothing is kept here. ``key``: the workers', empty without one."""
         self._programs = {node_id: program for node_id, program in programs.items() if program.rules.caches}
         self._limit_bytes = limit_bytes // max(1, len(self._programs))
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
+        self._transfer = PageTransfer(self._kept, loop, key)
 
     def open(self, program: NodeProgram) -> PageCache:
         """A segment's cache. Raises ProgramInputError where nothing is kept."""
@@ -43,16 +52,22 @@ class KeptPages:
             self._timer = self._loop.call_later(IDLE_S / 4, self._free_unused)
         return program.open_cache(self._limit_bytes)
 
-    def answer(self, request: Request) -> Reply:
-        """``GET /kv`` and ``POST /kv/free``."""
+    def submit(self, request: Request, answer: Callable[[Reply], None]) -> None:
+        """Everything under ``/kv``."""
         try:
             if (request.method, request.path) == ("GET", "/kv"):
-                return Reply(200, (orjson.dumps(self._document()),))
-            if (request.method, request.path) == ("POST", "/kv/free"):
-                return Reply(200, (orjson.dumps({"freed": self._free(request)}),))
+                answer(Reply(200, (orjson.dumps(self._document()),)))
+            elif (request.method, request.path) == ("POST", "/kv/free"):
+                answer(Reply(200, (orjson.dumps({"freed": self._free(request)}),)))
+            elif (request.method, request.path) == ("POST", "/kv/pull"):
+                self._transfer.pull(request, answer)
+            elif request.method == "POST" and request.path.startswith("/kv/read/"):
+                answer(self._transfer.read(request))
+            else:
+                there_are = "there are GET /kv, POST /kv/free, /kv/pull and /kv/read/NODE"
+                answer(error_reply(404, "not_found", there_are, platform=False))
         except (wire.WireError, ProgramInputError) as error:
-            return error_reply(400, "kv", str(error), platform=False)
-        return error_reply(404, "not_found", "there are GET /kv and POST /kv/free", platform=False)
+            answer(error_reply(400, "kv", str(error), platform=False))
 
     def families(self) -> Iterator[Metric]:
         """Metric families of the caches that are open."""
@@ -62,12 +77,22 @@ class KeptPages:
             pages.add_metric([node_id, "used"], cache.used_pages)
             pages.add_metric([node_id, "free"], cache.pages - cache.used_pages)
             size.add_metric([node_id], cache.used_pages * PAGE_TOKENS * cache.bytes_per_token)
-        yield from (pages, size)
+        moved = CounterMetricFamily(
+            "smoe_worker_kv_moved_bytes", "Bytes of texts that moved to or from another worker", labels=["direction"]
+        )
+        moved.add_metric(["in"], self._transfer.bytes_in)
+        moved.add_metric(["out"], self._transfer.bytes_out)
+        yield from (pages, size, moved)
 
     def close(self) -> None:
-        """Look after idle texts no more."""
+        """Look after idle texts no more, pull no more."""
+        self._transfer.close()
         if self._timer is not None:
             self._timer.cancel()
+
+    def _kept(self) -> dict[str, PageCache]:
+        """Every segment's cache, opened where it was not yet. Raises ProgramInputError."""
+        return {node_id: self.open(program) for node_id, program in self._programs.items()}
 
     def _document(self) -> dict[str, object]:
         nodes = {}

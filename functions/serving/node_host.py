@@ -66,7 +66,7 @@ class Kept(Protocol):
 
     def open(self, program: Any) -> object: ...
 
-    def answer(self, request: Request) -> Reply: ...
+    def submit(self, request: Request, answer: Callable[[Reply], None]) -> None: ...
 
     def families(self) -> Iterator[Metric]: ...
 
@@ -111,7 +111,7 @@ class NodeHost:
             answer(_unavailable(self._lost))
             return
         if self._kept is not None and request.path.startswith("/kv"):
-            answer(self._kept.answer(request))
+            self._kept.submit(request, answer)
             return
         node_id = self._node_of(request.path)
         if node_id is None:

@@ -38,5 +38,7 @@ def node_application(manifest: Manifest, settings: FunctionSettings, loop: async
         }
     except DeviceLostError as error:
         leave(str(error))
-    kept = KeptPages(programs, 0 if isinstance(device, GpuDevice) else settings.kv_mb << 20, loop)
+    kept = KeptPages(
+        programs, 0 if isinstance(device, GpuDevice) else settings.kv_mb << 20, loop, settings.caller_key()
+    )
     return NodeHost(programs, loop, device, lambda reason: loop.call_later(LAST_WORDS_S, leave, reason), kept)

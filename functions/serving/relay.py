@@ -149,11 +149,12 @@ class Relay:
     def _check(self, wanted: Sequence[tuple[str, str]]) -> None:
         """Raises WireError for an address that may not be called."""
         for address, _ in wanted if not self._key else ():
-            if address and not _is_loopback(address):
+            if address and not is_loopback(address):
                 raise wire.WireError(f"without a key only addresses of this machine are called, not {address}")
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """Whether ``host:port`` is this very machine."""
     try:
         return ipaddress.ip_address(address.rpartition(":")[0].strip("[]")).is_loopback
     except ValueError:

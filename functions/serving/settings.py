@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal, cast, get_args
 
+from functions.scheduling.settings import ArrowSettings, SchedulingError, Targets
+
 Dispatch = Literal["auto", "least-loaded", "local-first", "round-robin", "random", "token-balanced", "aebs"]
 Engine = Literal["torch", "numpy"]
+Rule = Literal["colocated", "arrow", "minimal-load", "round-robin"]
 Transfer = Literal["direct", "two-phase", "adaptive"]
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0, "": 1.0}
@@ -35,6 +38,23 @@ class DeviceSettings:
     """Values of the ``DEVICE_VARIABLES`` that are set."""
     deadline_s: float = 10.0
     """A call that takes longer on the GPU means that the GPU hangs (``smoe_device_timeout``)."""
+
+
+@dataclass(frozen=True)
+class ScheduleSettings:
+    """Which instances of a decoder prefill and which decode (docs/decisions/0017-arrow.md)."""
+
+    rule: Rule = "colocated"
+    """``smoe_schedule``. ``colocated``: a text stays where its prompt is computed. ``minimal-load``, ``round-robin``:
+    roles that never change."""
+    targets: Targets = field(default_factory=lambda: Targets(2.0, 0.15))
+    """``smoe_ttft``, ``smoe_tpot``."""
+    prefill: int = 1
+    """Instances that begin with prefill (``smoe_prefill_instances``)."""
+    profiles: Path | None = None
+    """Folder in which what instances can do is kept between starts (``smoe_profiles``)."""
+    arrow: ArrowSettings = field(default_factory=ArrowSettings)
+    """``smoe_arrow``: ``name=value`` separated by commas, names as in ArrowSettings."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +104,7 @@ class FunctionSettings:
     """How tokens get to experts on other nodes (``smoe_transfer``)."""
     kv_mb: int = 64
     """MiB of keys and values that a worker with segments of a decoder keeps at most (``smoe_kv_mb``)."""
+    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     statistics_window_s: float = 300.0
     """Time that the ingress's statistics cover (``smoe_statistics_window``)."""
 
@@ -152,6 +173,7 @@ def from_environment(environ: Mapping[str, str], *, later: bool = False) -> Func
         dispatch=cast(Dispatch, _choice(environ, "smoe_dispatch", get_args(Dispatch))),
         transfer=cast(Transfer, _choice(environ, "smoe_transfer", get_args(Transfer))),
         kv_mb=_whole(environ, "smoe_kv_mb", 64),
+        schedule=schedule_settings(environ),
         statistics_window_s=_window_s(environ),
     )
 
@@ -161,6 +183,34 @@ def _window_s(environ: Mapping[str, str]) -> float:
     if not 1 <= window_s <= 86_400:
         raise SettingsError(f"smoe_statistics_window is {window_s:g} s; it takes 1s to 24h")
     return window_s
+
+
+def schedule_settings(environ: Mapping[str, str]) -> ScheduleSettings:
+    """What concerns the scheduler of a decoder's instances. Raises SettingsError."""
+    text = environ.get("smoe_arrow", "").strip()
+    pairs = [part.partition("=")[::2] for part in text.split(",") if part.strip()]
+    names = {one.name for one in fields(ArrowSettings)}
+    try:
+        values = {name.strip(): float(value) for name, value in pairs}
+        if unknown := values.keys() - names:
+            raise SchedulingError(f"{sorted(unknown)[0]!r} is none of {', '.join(sorted(names))}")
+        arrow = ArrowSettings(**values)
+        targets = Targets(
+            duration_s("smoe_ttft", environ.get("smoe_ttft", "2s")),
+            duration_s("smoe_tpot", environ.get("smoe_tpot", "150ms")),
+        )
+    except SettingsError:
+        raise
+    except SchedulingError as error:
+        raise SettingsError(f"smoe_arrow, smoe_ttft and smoe_tpot: {error}") from None
+    except ValueError:
+        raise SettingsError(f"smoe_arrow is {text[:80]!r}; it takes name=number separated by commas") from None
+    prefill = _whole(environ, "smoe_prefill_instances", 1)
+    if prefill < 1:
+        raise SettingsError("smoe_prefill_instances is 0; at least one instance begins with prefill")
+    folder = environ.get("smoe_profiles")
+    rule = cast(Rule, _choice(environ, "smoe_schedule", get_args(Rule)))
+    return ScheduleSettings(rule, targets, prefill, Path(folder) if folder else None, arrow)
 
 
 def device_settings(environ: Mapping[str, str]) -> DeviceSettings:

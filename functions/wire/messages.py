@@ -14,6 +14,8 @@ CALL_ID = "x-call-id"
 TIMEOUT_MS = "x-timeout-ms"
 PLATFORM_FAILED = "x-openfaas-internal"
 ALL_LOGITS = "x-smoe-all-logits"
+KV_SOURCE = "x-smoe-kv-source"
+"""Address of the worker that a text's keys and values are pulled from."""
 
 KV_MISSING = 410
 """Status of a call that goes on from keys and values which are not at this replica."""

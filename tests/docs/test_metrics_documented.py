@@ -25,7 +25,6 @@ from functions.device.tensors import HostDevice
 from functions.dispatch.dispatcher import CallRecord
 from functions.generation.measures import Measures
 from functions.generation.metrics import GenerationMetrics
-from functions.generation.run import Waiting
 from functions.serving import metric_names as ingress_names
 from functions.serving.instruments import IngressInstruments
 from functions.serving.kept_pages import KeptPages
@@ -90,7 +89,10 @@ def ingress_families() -> dict[str, Metric]:
 
 
 def generation_families() -> dict[str, Metric]:
-    generator = SimpleNamespace(measures=Measures(), waiting=Waiting(), runs=[])
+    one = {"instance": 0, "role": "both", "running": 0, "queue": 0, "arriving": 0}
+    generator = SimpleNamespace(
+        measures=Measures(), queued=0, runs=[], phases=None, document=lambda: {"instances": [one]}
+    )
     return named(GenerationMetrics("m", generator).collect())  # type: ignore[arg-type]
 
 

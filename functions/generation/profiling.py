@@ -1,0 +1,181 @@
+"""What an instance can do, measured when it joins: prefill time by prompt length, interval by tokens in the batch.
+
+Kept on disk, so that a start costs one short check of each instance: where a prompt takes a time that is far from what
+was kept, the instance is measured again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from hashlib import blake2b
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import orjson
+
+from functions.generation.instance import Instance
+from functions.generation.run import ITERATION_TOKENS
+from functions.generation.sampling import Sampler, Sampling
+from functions.generation.texts import Gathered, Text
+from functions.ingress.calls import PassContext
+from functions.scheduling.predictor import DecodeModel, PrefillModel, Profile, fit_decode, fit_prefill
+from functions.scheduling.settings import SchedulingError
+from functions.wire.errors import CallError, KvError
+from moe.manifest import Manifest
+
+log = logging.getLogger(__name__)
+
+PROMPTS = (8, 32, 128, 256, 512)
+"""Tokens of the prompts that are measured."""
+BATCHES = ((1, 16), (4, 32), (8, 64), (8, 192))
+"""(texts, tokens of each) of the batches whose token interval is measured."""
+ROUNDS = 3
+NEAR = 1.5
+"""A kept profile is used again where a prompt takes at most so many times what it predicts, at least the inverse."""
+
+
+class ProfileError(Exception):
+    """An instance cannot be measured now."""
+
+
+class Profiler:
+    """Measures instances one after the other and keeps what it found in ``folder``; None: nowhere."""
+
+    def __init__(self, manifest: Manifest, folder: Path | None, timeout_s: float) -> None:
+        self._folder, self._timeout_s = folder, timeout_s
+        architecture = manifest.architecture.get("decoder", manifest.architecture)
+        self._vocabulary, self._longest = int(architecture["vocab_size"]), int(architecture["max_positions"])
+        self._pipeline = manifest.name
+        self._weights = blake2b(repr(manifest).encode(), digest_size=8).hexdigest()
+        self._one_at_a_time = asyncio.Lock()
+
+    async def profile(self, instance: Instance, name: int) -> Profile:
+        """The ``name``-th instance's, kept or measured. Raises ProfileError."""
+        kept = self._kept(name)
+        async with self._one_at_a_time:
+            try:
+                if kept is not None and await self._holds(kept, instance):
+                    return kept
+                profile = await self._measured(instance)
+            except (CallError, KvError, SchedulingError) as error:
+                raise ProfileError(f"an instance cannot be measured: {error}") from None
+        self._keep(name, profile)
+        log.info("instance %d: %s", name, profile)
+        return profile
+
+    async def _holds(self, kept: Profile, instance: Instance) -> bool:
+        tokens = self._lengths(instance)[-2]
+        taken_s = await self._prompt_s(instance, tokens, ROUNDS)
+        return 1 / NEAR <= taken_s / max(kept.prefill.seconds(tokens), 1e-9) <= NEAR
+
+    async def _measured(self, instance: Instance) -> Profile:
+        lengths = self._lengths(instance)
+        prompts_s = [await self._prompt_s(instance, tokens, ROUNDS) for tokens in lengths]
+        room = instance.pages * instance.page_tokens
+        batches = [(texts, tokens) for texts, tokens in BATCHES if texts * (tokens + instance.page_tokens) <= room / 2]
+        batches = [(texts, tokens) for texts, tokens in batches if tokens + ROUNDS < self._longest]
+        intervals_s = [await self._interval_s(instance, texts, tokens) for texts, tokens in batches]
+        return Profile(fit_prefill(lengths, prompts_s), _decode([a * b for a, b in batches], intervals_s))
+
+    def _lengths(self, instance: Instance) -> list[int]:
+        """At least three, all of which fit. Raises SchedulingError."""
+        most = min(self._longest - 1, instance.pages * instance.page_tokens // 2)
+        lengths = [tokens for tokens in PROMPTS if tokens <= most]
+        if len(lengths) < 3 and most >= 3:
+            lengths = [most // 3, 2 * most // 3, most]
+        if len(set(lengths)) < 3:
+            raise SchedulingError(f"there is room for {most} tokens, too few to measure prompts")
+        return lengths
+
+    async def _prompt_s(self, instance: Instance, tokens: int, rounds: int) -> float:
+        """Median time of a prompt alone."""
+        return median([await self._timed([self._text(tokens)], instance, tokens, 1) for _ in range(rounds)])
+
+    async def _interval_s(self, instance: Instance, texts: int, tokens: int) -> float:
+        """Median time of one token more of each text of a batch."""
+        batch = [self._text(tokens) for _ in range(texts)]
+        return await self._timed(batch, instance, tokens, ROUNDS, prompts_count=False)
+
+    async def _timed(
+        self, texts: Sequence[Text], instance: Instance, tokens: int, rounds: int, *, prompts_count: bool = True
+    ) -> float:
+        loop = asyncio.get_running_loop()
+        context = PassContext("profile", loop.time() + self._timeout_s)
+        try:
+            begun_s = loop.time()
+            for text in texts:
+                while text.kept < tokens:
+                    part = min(ITERATION_TOKENS, tokens - text.kept)
+                    await instance.run([(text, part)], context)
+                    text.kept += part
+            if prompts_count:
+                return loop.time() - begun_s
+            taken: list[float] = []
+            for _ in range(rounds):
+                for text in texts:
+                    text.tokens.append(0)
+                begun_s = loop.time()
+                await instance.run([(text, 1) for text in texts], context)
+                taken.append(loop.time() - begun_s)
+                for text in texts:
+                    text.kept += 1
+            return median(taken)
+        finally:
+            instance.free([text.kv_id for text in texts])
+            await instance.settled()
+
+    def _text(self, tokens: int) -> Text:
+        ids = [(1 + 7919 * place) % self._vocabulary for place in range(tokens)]
+        sampler = Sampler(Sampling(temperature=0.0))
+        return Text(ids, 1, sampler, Gathered(), frozenset(), "profile", self._longest, 0.0)
+
+    def _path(self, name: int) -> Path | None:
+        return None if self._folder is None else self._folder / f"{self._pipeline}-{self._weights}-{name}.json"
+
+    def _kept(self, name: int) -> Profile | None:
+        path = self._path(name)
+        try:
+            return None if path is None else _profile(orjson.loads(path.read_bytes()))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("%s is no profile and is measured again: %s", path, error)
+            return None
+
+    def _keep(self, name: int, profile: Profile) -> None:
+        path = self._path(name)
+        if path is None:
+            return
+        part = path.with_suffix(f".{os.getpid()}.part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part.write_bytes(orjson.dumps(asdict(profile)))
+            part.replace(path)
+        except OSError as error:
+            log.warning("the profile of instance %d is not kept: %s", name, error)
+
+
+def _decode(tokens: Sequence[int], seconds: Sequence[float]) -> DecodeModel:
+    """Fitted; where the interval does not grow with the tokens, as with a tiny model, the largest one whatever they
+    are."""
+    try:
+        return fit_decode(tokens, seconds)
+    except SchedulingError:
+        if not seconds:
+            raise
+        return DecodeModel(max(seconds), 1e-9)
+
+
+def _profile(document: Any) -> Profile:
+    """Raises ValueError, KeyError, TypeError."""
+    profile = Profile(PrefillModel(**document["prefill"]), DecodeModel(**document["decode"]))
+    numbers = [*document["prefill"].values(), *document["decode"].values()]
+    if not all(isinstance(one, (int, float)) and math.isfinite(one) for one in numbers) or profile.decode.linear_s <= 0:
+        raise ValueError("a number is not finite, or the interval does not grow")
+    return profile
