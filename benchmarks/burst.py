@@ -50,7 +50,7 @@ TIMES = 10.0
 TIMES_OF = {
     "open": "open_s", "next": "next_call_s", "activation": "first_call_s", "answer": "first_answer_s"
 }  # fmt: skip
-"""Names of times in the result, and fields of an activation (``functions.dispatch.dispatcher.Opening``)."""
+"""Names of times in the result, and fields of an activation (``functions.dispatch.replicas.Opening``)."""
 SLOWEST = 5
 """Activations that the result lists one by one."""
 SETTLED_S = 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", settings.get_profile("untimed"), max_examples=20)
 settings.load_profile("untimed")  # a busy machine is no failure
+sys.dont_write_bytecode = False  # otherwise every worker and every process of a test compiles the tree again
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 MOST_WORKERS = 4
 FIRST = (
     "integration/test_end_to_end.py",
@@ -38,6 +41,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Fewer examples of each property where slow tests are left out."""
     if "not slow" in config.option.markexpr:
         settings.load_profile("quick")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Slow files of Schemathesis make their requests when they are collected, which takes seconds in every worker."""
+    slow_left_out = "not slow" in config.option.markexpr
+    return True if slow_left_out and collection_path.name == "test_openapi_conformance.py" else None
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

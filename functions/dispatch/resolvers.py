@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from functions.dispatch.dispatcher import FunctionReplicas, ReplicaAddress
+from functions.dispatch.replicas import FunctionReplicas, ReplicaAddress
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,8 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from functions.dispatch.dispatcher import ABSENT_S, Dispatcher
+from functions.dispatch.dispatcher import Dispatcher
+from functions.dispatch.slots import ABSENT_S
 from functions.generation.instance import Instance, NoKvError, UnreachableError, form
 from functions.generation.measures import Measures
 from functions.generation.phases import Phases, phases_of

@@ -11,7 +11,8 @@ import numpy as np
 import orjson
 
 from functions.dispatch.client import ConnectionPool, RawReply, TransportError, request_head
-from functions.dispatch.dispatcher import CallRecord, Dispatcher, ReplicaAddress
+from functions.dispatch.dispatcher import CallRecord, Dispatcher
+from functions.dispatch.replicas import ReplicaAddress
 from functions.generation.texts import Text
 from functions.ingress.calls import NodeCaller, PassContext, gather_or_cancel
 from functions.ingress.passes import PipelinePass

@@ -21,8 +21,9 @@ import orjson
 
 from functions.dispatch.activation import Burst
 from functions.dispatch.client import ConnectionPool, TransportError, request_head
-from functions.dispatch.dispatcher import Dispatcher, FunctionReplicas, Opening
+from functions.dispatch.dispatcher import Dispatcher
 from functions.dispatch.levels import Levels
+from functions.dispatch.replicas import FunctionReplicas, Opening
 from functions.dispatch.resolvers import table_of
 from platform_words.bursts import parse_burst
 

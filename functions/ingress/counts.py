@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from functions.dispatch.activations import PERIODS, entropy_bits
-from functions.dispatch.dispatcher import Opening
+from functions.dispatch.replicas import Opening
 from functions.serving.instruments import IngressInstruments
 from functions.serving.traffic import MachineTraffic, Traffic
 

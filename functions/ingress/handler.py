@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from functions.dispatch.dispatcher import Dispatcher, FunctionReplicas
+from functions.dispatch.dispatcher import Dispatcher
+from functions.dispatch.replicas import FunctionReplicas
 from functions.dispatch.resolvers import Resolver
 from functions.generation.api import OpenAiApi
 from functions.generation.chat import ChatTemplate

@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from functions.dispatch.client import TransportError
-from functions.dispatch.dispatcher import CallRecord, Dispatcher, Slot
+from functions.dispatch.dispatcher import CallRecord, Dispatcher
+from functions.dispatch.replicas import Slot
 from functions.ingress.calls import NodeCaller, PassContext, gather_or_cancel
 from functions.ingress.exchange import Exchange
 from functions.ingress.links import two_phase_pays

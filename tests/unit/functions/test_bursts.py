@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from functions.dispatch.dispatcher import Dispatcher, FunctionReplicas, ReplicaAddress
+from functions.dispatch.dispatcher import Dispatcher
+from functions.dispatch.replicas import FunctionReplicas, ReplicaAddress
 from functions.ingress import bursts
 from functions.ingress.bursts import BurstActivation, Gateway
 

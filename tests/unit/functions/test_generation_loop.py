@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from functions.dispatch.dispatcher import ReplicaAddress
+from functions.dispatch.replicas import ReplicaAddress
 from functions.generation.measures import Measures
 from functions.generation.run import InstanceRun, Waiting
 from functions.generation.sampling import Chosen, Sampler, Sampling

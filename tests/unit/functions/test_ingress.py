@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from functions.dispatch.dispatcher import FunctionReplicas
+from functions.dispatch.replicas import FunctionReplicas
 from functions.ingress.handler import CLIENT_GONE, Ingress
 from functions.serving.settings import from_environment
 from functions.wire.messages import Reply, Request

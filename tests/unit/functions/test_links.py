@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from functions.dispatch.dispatcher import Dispatcher, FunctionReplicas, ReplicaAddress
+from functions.dispatch.dispatcher import Dispatcher
+from functions.dispatch.replicas import FunctionReplicas, ReplicaAddress
 from functions.ingress import links
 from functions.ingress.links import LARGE_BYTES, LinkMeter, two_phase_pays
 from functions.serving.relay import Relay

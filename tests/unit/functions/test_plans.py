@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from functions.dispatch.dispatcher import Dispatcher, FunctionReplicas, ReplicaAddress
+from functions.dispatch.dispatcher import Dispatcher
+from functions.dispatch.replicas import FunctionReplicas, ReplicaAddress
 from functions.ingress.routes import LayerPlans, PlanRule
 
 Held = Mapping[int, Sequence[str]]

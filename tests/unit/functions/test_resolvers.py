@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from functions.dispatch import resolvers
-from functions.dispatch.dispatcher import FunctionReplicas, ReplicaAddress
+from functions.dispatch.replicas import FunctionReplicas, ReplicaAddress
 from functions.dispatch.resolvers import FeedResolver, TemplateResolver
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from functions.dispatch.dispatcher import Dispatcher, FunctionReplicas, ReplicaAddress
+from functions.dispatch.dispatcher import Dispatcher
+from functions.dispatch.replicas import FunctionReplicas, ReplicaAddress
 from functions.ingress.calls import NodeCaller, PassContext
 from functions.ingress.exchange import exchange
 from functions.ingress.scatter import Scatter

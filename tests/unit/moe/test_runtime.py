@@ -17,7 +17,7 @@ from moe.manifest import load
 from moe.reference import WholeModel, pack
 from moe.runtime import NodeProgram, ProgramInputError, load_node
 from moe.split import split
-from tests.parameters import some_fast
+from tests.parameters import examples, some_fast
 from tests.unit.moe import tiny
 from tests.unit.moe.conftest import Case
 from tests.unit.moe.test_manifest import folder  # noqa: F401
@@ -119,7 +119,7 @@ def test_memory_must_belong_to_the_same_texts(tmp_path: Path) -> None:
         node.run(call)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
 @given(shapes=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3), min_size=1, max_size=4))
 def test_coalesced_calls_answer_as_alone(case: Case, shapes: list[list[int]]) -> None:
     """Every node's own calls of several passes, put together and taken apart again."""
