@@ -21,6 +21,7 @@ from traces.formats import (
     burstgpt,
     mooncake,
     servegen,
+    servegen_lengths,
 )
 from traces.model import Trace
 from traces.rows import lines_of
@@ -100,17 +101,21 @@ def load(
     placement: Placement = "uniform",
     seed: int = 0,
     placement_cv: float = placing.GAMMA_CV,
+    lengths: Path | None = None,
 ) -> Trace:
     """A trace out of any known file, packed or not.
 
     ``row``: function, model or client (a leading part is enough); without it the busiest function or client is
     taken of formats that hold no requests, and all requests of formats that do. ``start_s`` and ``duration_s`` clip
     it, in seconds of the file (for per-minute counts 0 is the first minute of its first day). ``placement`` sets
-    how per-minute counts become times, see :mod:`traces.arrival_process`. Raises TraceError, NoMatchError.
+    how per-minute counts become times, see :mod:`traces.arrival_process`. ``lengths``: table that ServeGen's requests
+    get their tokens from. Raises TraceError, NoMatchError.
     """
     file = identify(path)
     if file.format == "servegen":
-        return _load_servegen(path, row, start_s, duration_s, seed)
+        return _load_servegen(path, row, start_s, duration_s, seed, lengths)
+    if lengths is not None:
+        raise TraceError(f"{path}: only ServeGen's requests get their tokens from a table of lengths")
     if file.format == "azure-functions-2019":
         counts = azure_functions_2019.find_row(path, row) if row is not None else _busiest_row(path)
         counts, start_s, duration_s = _whole_minutes(counts, start_s, duration_s)
@@ -170,7 +175,9 @@ def _busiest_row(path: Path) -> azure_functions_2019.MinuteCounts:
     return azure_functions_2019.find_row(path, busiest)
 
 
-def _load_servegen(path: Path, row: str | None, start_s: float | None, duration_s: float | None, seed: int) -> Trace:
+def _load_servegen(
+    path: Path, row: str | None, start_s: float | None, duration_s: float | None, seed: int, lengths: Path | None
+) -> Trace:
     client = row
     if client is None:
         totals: Counter[str] = Counter()
@@ -184,4 +191,5 @@ def _load_servegen(path: Path, row: str | None, start_s: float | None, duration_
         raise NoMatchError(f"{path}: there is no client {client!r} with an active window")
     begin = int(start_s) if start_s is not None else min(window.window_start_s for window in windows)
     length = int(duration_s) if duration_s is not None else 3600
-    return servegen.draw(path, windows, start_s=begin, duration_s=length, seed=seed)
+    drawn_from = None if lengths is None else servegen_lengths.lengths_of(lengths, path, windows[0].client)
+    return servegen.draw(path, windows, start_s=begin, duration_s=length, seed=seed, lengths=drawn_from)

@@ -81,6 +81,12 @@ GATEWAY = "http://127.0.0.1:8080"
     metavar="KEY=JSON",
     help="Further field of the request body, e.g. max_new_tokens=8.",
 )
+@click.option(
+    "--lengths",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    default=None,
+    help="ServeGen: table that requests get their token counts from (lengths_by_client_window.csv.gz).",
+)
 @token_options
 @click.option(
     "--slo-ms",
@@ -121,6 +127,7 @@ def replay(
     texts: Path | None,
     max_words: int,
     fields: tuple[str, ...],
+    lengths: Path | None,
     slo_ms: float | None,
     connections: int,
     timeout_s: float,
@@ -136,7 +143,7 @@ def replay(
     what is there. Exit status 1 when a request failed.
     """
     folder = catalog.data_folder(data)
-    part = Part(trace_name, row, start_s, duration_s, placement, seed)
+    part = Part(trace_name, row, start_s, duration_s, placement, seed, lengths)
     trace = _load(part, folder)
     if max_rps is not None and trace.requests:
         trace = scale.thin(trace, min(1.0, max_rps / (trace.mean_rps * speed)), seed)
@@ -199,6 +206,7 @@ class Part:
     duration_s: float | None
     placement: Placement
     seed: int
+    lengths: Path | None = None
 
 
 def _load(part: Part, folder: Path | None) -> Trace:
@@ -210,9 +218,12 @@ def _load(part: Part, folder: Path | None) -> Trace:
             duration_s=part.duration_s,
             placement=part.placement,
             seed=part.seed,
+            lengths=part.lengths,
         )
     if part.row is not None:
         raise ReplayError("--row chooses a row of a trace: name the trace with --trace")
+    if part.lengths is not None:
+        raise ReplayError("--lengths belongs to a ServeGen trace: name it with --trace")
     trace = catalog.bursty_hour(folder, part.placement, part.seed)
     if part.start_s is None and part.duration_s is None:
         return trace

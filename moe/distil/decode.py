@@ -34,7 +34,7 @@ from moe.tokenize import TOKENIZER_FILE, HasTokenizer
 
 START_TOKENS = 2048
 """States that groups and routers come from where layers are chosen."""
-CHOOSING_TOKENS = 2048
+CHOOSING_TOKENS = 1024
 """Held-out tokens that a layer's sensitivity is measured on."""
 
 

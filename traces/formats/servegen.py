@@ -26,6 +26,7 @@ import numpy as np
 
 from traces.columns import Block, Column, foreign, read_blocks
 from traces.errors import NoMatchError, TraceError
+from traces.formats.servegen_lengths import Lengths
 from traces.model import MAX_REQUESTS, FloatArray, IntArray, Trace, make_trace
 from traces.rows import read_header
 from traces.sources import Source, sources
@@ -36,6 +37,8 @@ COLUMNS = ("client", "window_start_s", "rate_rps", "iat_cv", "pattern", "param1"
 LAWS = ("Gamma", "Weibull")
 WINDOW_S = 600
 MAX_RATE_RPS = 1e6
+LENGTHS_SEED = 1
+"""Tells the generator of lengths from that of arrivals."""
 MAX_CLIENT = 10**9
 MAX_START_S = 10**9
 CHUNK_FILE = re.compile(r"chunk-(\d{1,9})-trace\.csv", re.ASCII)
@@ -172,9 +175,10 @@ def draw(
     duration_s: int,
     seed: int = 0,
     law: Law = "measured-cv",
+    lengths: Lengths | None = None,
 ) -> Trace:
-    """Arrivals of one client's ``windows`` that lie in the span; the same seed gives the same trace. Raises
-    TraceError.
+    """Arrivals of one client's ``windows`` that lie in the span, with tokens drawn from ``lengths`` where given; the
+    same seed gives the same trace. Raises TraceError.
 
     A window's draw depends on (seed, client, window start) only, so a clip does not change with the span around it.
     """
@@ -191,11 +195,19 @@ def draw(
     if sum(window.requests for window in inside) > MAX_REQUESTS:
         raise TraceError(f"{path}: more than {MAX_REQUESTS} requests in the span; choose a shorter one")
     parts = [draw_window(window, seed, law) + (window.window_start_s - start_s) for window in inside]
+    tokens = [] if lengths is None else [_tokens(window, lengths, seed) for window in inside]
     return make_trace(
         np.concatenate(parts),
         duration_s=float(duration_s),
         source=f"{path.name} client {inside[0].client} from {start_s} s, drawn ({law}, seed {seed})",
+        context_tokens=np.concatenate([prompts for prompts, _ in tokens]) if tokens else None,
+        generated_tokens=np.concatenate([answers for _, answers in tokens]) if tokens else None,
     )
+
+
+def _tokens(window: ClientWindow, lengths: Lengths, seed: int) -> tuple[IntArray, IntArray]:
+    rng = np.random.default_rng((seed, _client_seed(window.client), window.window_start_s, LENGTHS_SEED))
+    return lengths.draw(window.window_start_s, window.requests, rng)
 
 
 def draw_window(window: ClientWindow, seed: int, law: Law = "measured-cv") -> FloatArray:

@@ -220,3 +220,60 @@ def test_the_last_moment_of_a_trace_belongs_to_a_clip_that_reaches_its_end(tmp_p
     clip = loading.load(path, start_s=4, duration_s=5)
     assert clip.arrival_s.tolist() == [1.0, 5.0] and clip.duration_s == 5.0
     np.testing.assert_allclose(loading.load(path, start_s=4, duration_s=50).arrival_s, [1.0, 5.0])
+
+
+HEADER = "category,model,client,window_start_s,field,mean,p10,p50,p90,p99,max"
+LENGTHS = f"""{HEADER}
+language,m-made,1,0,input_tokens,100,10,100,200,300,400
+language,m-made,1,0,output_tokens,8,8,8,8,8,8
+language,m-made,1,7200,output_tokens,3,0,1,2,3,9
+language,m-made,1,7200,input_tokens,5000,5000,5000,5000,5000,5000
+language,m-made,2,0,input_tokens,5,5,5,5,5,5
+language,other,1,0,input_tokens,7,7,7,7,7,7
+"""
+
+
+def clients_of(tmp_path: Path) -> tuple[Path, Path]:
+    """A table of clients under a name that tells their model, and their lengths."""
+    clients = tmp_path / "language_m-made_clients_days01.csv"
+    clients.write_text((SAMPLES / "made_servegen.csv").read_text())
+    return clients, written(tmp_path, LENGTHS, "lengths.csv")
+
+
+def test_lengths_of_servegen_follow_the_quantiles_of_their_client_and_window(tmp_path: Path) -> None:
+    clients, lengths = clients_of(tmp_path)
+    trace = loading.load(clients, row="1", start_s=0, duration_s=7200, lengths=lengths)
+    again = loading.load(clients, row="1", start_s=0, duration_s=7200, lengths=lengths)
+    plain = loading.load(clients, row="1", start_s=0, duration_s=7200)
+    assert trace.sha256 == again.sha256 and np.array_equal(trace.arrival_s, plain.arrival_s)
+    assert trace.context_tokens is not None and trace.generated_tokens is not None
+    assert set(trace.generated_tokens.tolist()) == {8} and trace.requests > 500
+    shares = [float((trace.context_tokens <= bound).mean()) for bound in (10, 100, 200, 400)]
+    assert shares == pytest.approx([0.1, 0.5, 0.9, 1.0], abs=0.05)
+    later = loading.load(clients, row="1", start_s=7200, duration_s=3600, lengths=lengths)
+    assert later.context_tokens is not None and set(later.context_tokens.tolist()) == {5000}
+    assert later.generated_tokens is not None and later.generated_tokens.min() == 1
+
+
+def test_a_client_of_a_published_tree_gets_lengths_by_its_name(tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "language" / "m-made"
+    folder.mkdir(parents=True)
+    (folder / "chunk-1-trace.csv").write_text("0,1,1,Gamma,1,1\n")
+    _, lengths = clients_of(tmp_path)
+    trace = loading.load(tmp_path / "data", duration_s=600, lengths=lengths)
+    assert trace.requests == 600 and trace.generated_tokens is not None and set(trace.generated_tokens.tolist()) == {8}
+
+
+def test_what_has_no_lengths_is_refused(tmp_path: Path) -> None:
+    clients, lengths = clients_of(tmp_path)
+    with pytest.raises(NoMatchError, match="no lengths of client 2 of language m-made"):
+        loading.load(clients, row="2", lengths=lengths)
+    with pytest.raises(TraceError, match="the client's model is not known"):
+        loading.load(SAMPLES / "made_servegen.csv", row="1", lengths=lengths)
+    with pytest.raises(TraceError, match="only ServeGen's requests"):
+        loading.load(SAMPLES / "made_mooncake.jsonl", lengths=lengths)
+    falling = written(tmp_path, f"{HEADER}\nlanguage,m-made,1,0,input_tokens,9,9,8,9,9,9\n", "falling.csv")
+    with pytest.raises(TraceError, match=r"falling\.csv:2: quantiles .* fall"):
+        loading.load(clients, row="1", lengths=falling)
+    with pytest.raises(TraceError, match="foreign columns"):
+        loading.load(clients, row="1", lengths=clients)
