@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from moe.checkpoints.open import open_source
+from moe.commands import layer_numbers
 from moe.distil import decode, run
 from moe.distil.layers import DecoderRecipe
 from moe.distil.texts import SYSTEM
@@ -47,6 +48,8 @@ def both(name: str) -> str:
 @click.option("--seed", type=int, default=0, show_default=True, help="Of all random choices.")
 @click.option("--layers", type=click.IntRange(1),
               help=f"Decoders: how many layers get experts. [default: {DECODER.layers}]")  # fmt: skip
+@click.option("--at", metavar="N,N,…", callback=lambda _, __, value: layer_numbers(value),
+              help="Decoders: layers that get experts. [default: those that bear them best, measured]")  # fmt: skip
 @click.option("--rounds", type=click.IntRange(0),
               help=f"Decoders: rounds of gradient steps in each layer. [default: {DECODER.rounds}]")  # fmt: skip
 @click.option("--joint", type=click.IntRange(0),
@@ -61,7 +64,7 @@ def distil(
     seed: int,
     threads: int,
     as_json: bool,
-    **settings: int | None,
+    **settings: Any,
 ) -> None:
     """Adapt router and experts of a converted model to the dense model SOURCE, and write the adapter file.
 
@@ -77,8 +80,8 @@ def distil(
         with progress_bar() as (stage, progress):
             kind = open_source(path).config.get("model_type")
             if kind == "bert":
-                if given.keys() & {"layers", "rounds", "joint"}:
-                    raise click.UsageError("--layers, --rounds and --joint belong to decoders.")
+                if given.keys() & {"layers", "at", "rounds", "joint"}:
+                    raise click.UsageError("--layers, --at, --rounds and --joint belong to decoders.")
                 recipe = replace(ENCODER, **given, seed=seed)
                 report = run.distil(
                     path, place, recipe, texts, system, threads=threads, stage=stage,

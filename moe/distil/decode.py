@@ -56,6 +56,10 @@ def distil_decoder(
     torch.set_num_threads(threads)
     stage("texts")
     dense, tokenizer, digest = opened(source)
+    if recipe.at and not set(recipe.at) <= set(range(len(dense.blocks))):
+        raise CheckpointError(
+            f"{source}: layers {recipe.at} were asked for, and there are 0 to {len(dense.blocks) - 1}."
+        )
     if not 1 <= recipe.layers <= len(dense.blocks) or recipe.top_k > recipe.experts:
         raise CheckpointError(
             f"{source}: {recipe.layers} layers with top-{recipe.top_k} of {recipe.experts} experts do not fit a model "
@@ -63,8 +67,10 @@ def distil_decoder(
         )
     training, held_out = training_texts(texts, system)
     ids = mixed(training, tokenizer, recipe.length, recipe.tokens, recipe.seed)
-    stage("layers")
-    chosen, grown = choose_layers(dense, ids, mixed(held_out, tokenizer, recipe.length, CHOOSING_TOKENS, 1), recipe)
+    chosen, grown = sorted(set(recipe.at)), dict[int, float]()
+    if not chosen:
+        stage("layers")
+        chosen, grown = choose_layers(dense, ids, mixed(held_out, tokenizer, recipe.length, CHOOSING_TOKENS, 1), recipe)
     stage("train")
     mixtures = trained(dense, ids, chosen, recipe, progress)
     tensors = {name: t for place, layer in enumerate(chosen) for name, t in mixtures[layer].adapter(place).items()}

@@ -21,7 +21,8 @@ from moe.distil.train import factor
 
 @dataclass(frozen=True)
 class DecoderRecipe:
-    """Settings of a decoder's distillation. ``layers``: how many get experts; ``tokens`` that each layer's experts
+    """Settings of a decoder's distillation. ``layers``: how many get experts, the least sensitive
+    ones, or with ``at`` these; ``tokens`` that each layer's experts
     are made from, in texts of ``length``; ``rounds`` of gradient steps over them; ``joint``: tokens of passes through
     the whole model at the end.
 
@@ -29,6 +30,7 @@ class DecoderRecipe:
     """
 
     layers: int = 10
+    at: tuple[int, ...] = ()
     experts: int = 4
     top_k: int = 2
     shared: int = 768

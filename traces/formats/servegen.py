@@ -38,7 +38,7 @@ LAWS = ("Gamma", "Weibull")
 WINDOW_S = 600
 MAX_RATE_RPS = 1e6
 LENGTHS_SEED = 1
-"""Tells the generator of lengths from that of arrivals."""
+"""Part of the seed of lengths, which are drawn apart from arrivals."""
 MAX_CLIENT = 10**9
 MAX_START_S = 10**9
 CHUNK_FILE = re.compile(r"chunk-(\d{1,9})-trace\.csv", re.ASCII)

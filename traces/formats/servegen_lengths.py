@@ -95,13 +95,13 @@ def read(path: Path, category: str, model: str, client: int) -> Lengths:
 
 def lengths_of(table: Path, path: Path, client: str) -> Lengths:
     """Lengths of a client of the trace ``path``. Raises TraceError."""
-    found = model_of(path, client)
-    if found is None:
+    model = model_of(path, client)
+    if model is None:
         raise TraceError(
             f"{path}: the client's model is not known; lengths need a published tree, or a file named "
             "CATEGORY_MODEL_clients_….csv"
         )
-    return read(table, *found)
+    return read(table, *model)
 
 
 def _at(rows: Mapping[int, FloatArray], window_start_s: int) -> FloatArray:

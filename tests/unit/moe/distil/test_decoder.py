@@ -134,6 +134,15 @@ def test_the_adapter_file_splits_into_the_trained_mixtures(
     assert tiny.relative(WholeModel(tmp_path / "p").logits_ids(ids[:2].tolist(), all_tokens=True), expected) < 1e-5
 
 
+def test_layers_that_are_named_get_experts(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {"code": [f"{TEXT} {place}" for place in range(40)]}
+    monkeypatch.setattr(decode, "training_texts", lambda *_: (texts, texts))
+    asked = [str(file), "--out", str(tmp_path / "a"), "--layers", "2", "--at", "2,0", "--shared", "16", "--rank", "4"]
+    done = CliRunner().invoke(distil, asked)
+    assert done.exit_code == 0, done.output
+    assert load_adapter(tmp_path / "a").layers == (0, 2)
+
+
 def remade(module: Mixture, dense: DenseDecoder, layer: int, tensors: dict[str, torch.Tensor]) -> Mixture:
     """A mixture with the tensors of an adapter's layer."""
     from moe.convert import Groups
@@ -207,6 +216,7 @@ def test_too_little_text_is_reported_in_a_sentence(file: Path, tmp_path: Path, m
     ("arguments", "said"),
     [
         pytest.param(["--layers", "9"], "do not fit a model of 3 layers", id="layers"),
+        pytest.param(["--layers", "2", "--at", "1,3"], "layers (1, 3) were asked for, and there are 0 to 2", id="at"),
         pytest.param(["--top-k", "5"], "top-5 of 4", id="top-k"),
     ],
 )
