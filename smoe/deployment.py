@@ -68,6 +68,17 @@ class DeploymentSettings:
     """alpha of Eq. (2): the part of the limit that may be used."""
     kv_mib: int = 64
     """Memory for keys and values in each worker with segments of a decoder."""
+    instances: int = 1
+    """Replicas of every function that serves segments of a decoder: each is part of an instance."""
+    schedule: str = "colocated"
+    """Which instances prefill and which decode (``smoe_schedule``)."""
+    ttft_ms: float = 2000.0
+    tpot_ms: float = 150.0
+    """The targets that ``arrow`` schedules for."""
+    prefill_instances: int | None = None
+    """Instances that begin with prefill; None: half of them."""
+    profiles: str | None = None
+    """Folder in which the ingress keeps what instances can do."""
     write_timeout_s: int = 30
     weights_from: str | None = None
     """Address under which functions find the pipeline's folder (``s3://bucket/pipelines``); None: in their image or
@@ -189,6 +200,8 @@ def _ingress(manifest: Manifest, settings: DeploymentSettings) -> dict[str, Any]
     concurrency, cores = settings.ingress_concurrency, settings.ingress_cpu_cores
     deployment = _base(manifest, manifest.name, "ingress", concurrency, cores, memory_mib, settings)
     deployment["envVars"]["smoe_address_template"] = settings.address_template
+    if settings.schedule != "colocated" and manifest.task == "causal-lm":
+        deployment["envVars"] |= _schedule(settings)
     if settings.ingress_passes:
         deployment["envVars"]["smoe_max_passes"] = str(settings.ingress_passes)
     deployment["labels"] |= {
@@ -197,6 +210,17 @@ def _ingress(manifest: Manifest, settings: DeploymentSettings) -> dict[str, Any]
         SCALE_MIN: str(settings.ingress_replicas),
     }
     return deployment
+
+
+def _schedule(settings: DeploymentSettings) -> dict[str, str]:
+    profiles = {"smoe_profiles": settings.profiles} if settings.profiles else {}
+    return {
+        "smoe_schedule": settings.schedule,
+        "smoe_ttft": f"{settings.ttft_ms:g}ms",
+        "smoe_tpot": f"{settings.tpot_ms:g}ms",
+        "smoe_prefill_instances": str(settings.prefill_instances or max(1, settings.instances // 2)),
+        **profiles,
+    }
 
 
 def _worker(manifest: Manifest, name: str, nodes: list[Node], settings: DeploymentSettings) -> dict[str, Any]:
@@ -211,6 +235,10 @@ def _worker(manifest: Manifest, name: str, nodes: list[Node], settings: Deployme
     deployment = _base(manifest, name, ",".join(ids), concurrency, cores, memory_mib, settings)
     if keeps:
         deployment["envVars"]["smoe_kv_mb"] = str(settings.kv_mib)
+        deployment["labels"] |= {
+            SCALE_MIN: str(max(settings.min_replicas, settings.instances)),
+            SCALE_MAX: str(max(settings.max_replicas, settings.instances)),
+        }
     label = "_".join(ids)
     if len(label) > 63:  # Kubernetes' limit for label values
         deployment["annotations"][NODES_LABEL] = ",".join(ids)

@@ -96,7 +96,7 @@ class Generator:
     def changed(self) -> None:
         """The table of replicas has changed."""
         self._wake()
-        if self.runs:
+        if self.runs or self.phases is not None:  # instances are measured before the first text comes
             self._look_after()
 
     def document(self) -> dict[str, Any]:

@@ -33,9 +33,11 @@ log = logging.getLogger(__name__)
 
 PROMPTS = (8, 32, 128, 256, 512)
 """Tokens of the prompts that are measured."""
-BATCHES = ((1, 16), (4, 32), (8, 64), (8, 192))
-"""(texts, tokens of each) of the batches whose token interval is measured."""
+BATCHES = ((1, 0.0), (2, 1.0), (4, 0.5), (4, 1.0), (8, 1.0))
+"""(texts, part of the longest measured prompt that each has) of the batches whose token interval is measured."""
 ROUNDS = 3
+BUDGET_S = 4.0
+"""Time after which prompts are measured once each, and no longer ones than are needed."""
 NEAR = 1.5
 """A kept profile is used again where a prompt takes at most so many times what it predicts, at least the inverse."""
 
@@ -70,22 +72,29 @@ class Profiler:
         return profile
 
     async def _holds(self, kept: Profile, instance: Instance) -> bool:
-        tokens = self._lengths(instance)[-2]
-        taken_s = await self._prompt_s(instance, tokens, ROUNDS)
+        tokens = self._lengths(instance)[2]
+        taken_s = median([await self._prompt_s(instance, self._text(tokens)) for _ in range(ROUNDS)])
         return 1 / NEAR <= taken_s / max(kept.prefill.seconds(tokens), 1e-9) <= NEAR
 
     async def _measured(self, instance: Instance) -> Profile:
-        lengths = self._lengths(instance)
-        prompts_s = [await self._prompt_s(instance, tokens, ROUNDS) for tokens in lengths]
-        room = instance.pages * instance.page_tokens
-        batches = [(texts, tokens) for texts, tokens in BATCHES if texts * (tokens + instance.page_tokens) <= room / 2]
-        batches = [(texts, tokens) for texts, tokens in batches if tokens + ROUNDS < self._longest]
-        intervals_s = [await self._interval_s(instance, texts, tokens) for texts, tokens in batches]
-        return Profile(fit_prefill(lengths, prompts_s), _decode([a * b for a, b in batches], intervals_s))
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        lengths: list[int] = []
+        prompts_s: list[float] = []
+        for tokens in self._lengths(instance):
+            if len(lengths) >= 3 and loop.time() - begun_s > BUDGET_S:
+                break
+            taken = [await self._prompt_s(instance, self._text(tokens))]
+            while len(taken) < ROUNDS and loop.time() - begun_s < BUDGET_S:
+                taken.append(await self._prompt_s(instance, self._text(tokens)))
+            lengths.append(tokens)
+            prompts_s.append(median(taken))
+        intervals = await self._intervals(instance, lengths[-1] // instance.page_tokens * instance.page_tokens)
+        return Profile(fit_prefill(lengths, prompts_s), _decode(list(intervals), list(intervals.values())))
 
     def _lengths(self, instance: Instance) -> list[int]:
         """At least three, all of which fit. Raises SchedulingError."""
-        most = min(self._longest - 1, instance.pages * instance.page_tokens // 2)
+        most = min(self._longest - 1 - ROUNDS, instance.pages * instance.page_tokens // 2)
         lengths = [tokens for tokens in PROMPTS if tokens <= most]
         if len(lengths) < 3 and most >= 3:
             lengths = [most // 3, 2 * most // 3, most]
@@ -93,42 +102,59 @@ class Profiler:
             raise SchedulingError(f"there is room for {most} tokens, too few to measure prompts")
         return lengths
 
-    async def _prompt_s(self, instance: Instance, tokens: int, rounds: int) -> float:
-        """Median time of a prompt alone."""
-        return median([await self._timed([self._text(tokens)], instance, tokens, 1) for _ in range(rounds)])
-
-    async def _interval_s(self, instance: Instance, texts: int, tokens: int) -> float:
-        """Median time of one token more of each text of a batch."""
-        batch = [self._text(tokens) for _ in range(texts)]
-        return await self._timed(batch, instance, tokens, ROUNDS, prompts_count=False)
-
-    async def _timed(
-        self, texts: Sequence[Text], instance: Instance, tokens: int, rounds: int, *, prompts_count: bool = True
-    ) -> float:
+    async def _prompt_s(self, instance: Instance, text: Text, *, free: bool = True) -> float:
+        """Time of a prompt alone, in parts as every prompt."""
         loop = asyncio.get_running_loop()
-        context = PassContext("profile", loop.time() + self._timeout_s)
+        begun_s = loop.time()
         try:
+            while text.kept < len(text.tokens):
+                part = min(ITERATION_TOKENS, len(text.tokens) - text.kept)
+                await instance.run([(text, part)], self._context())
+                text.kept += part
+            return loop.time() - begun_s
+        finally:
+            if free:
+                await self._free(instance, [text])
+
+    async def _intervals(self, instance: Instance, most: int) -> dict[int, float]:
+        """Tokens in the batch → median time of one token more of each text. All texts of a batch begin with the pages
+        of one prompt, so that a batch costs no more than its tokens."""
+        prompt = self._text(max(most, 1))
+        texts: list[Text] = []
+        intervals: dict[int, float] = {}
+        try:
+            await self._prompt_s(instance, prompt, free=False)
+            for count, share in BATCHES:
+                tokens = int(most * share) // instance.page_tokens * instance.page_tokens
+                texts = [self._text(tokens) for _ in range(count)]
+                for text in texts:
+                    text.kept, text.parent = tokens, prompt.kv_id if tokens else -1
+                intervals[count * tokens + count] = await self._interval_s(instance, texts)
+                await self._free(instance, texts)
+                texts = []
+        finally:
+            await self._free(instance, [prompt, *texts])
+        return intervals
+
+    async def _interval_s(self, instance: Instance, texts: Sequence[Text]) -> float:
+        loop, taken = asyncio.get_running_loop(), []
+        for _ in range(ROUNDS):
             begun_s = loop.time()
             for text in texts:
-                while text.kept < tokens:
-                    part = min(ITERATION_TOKENS, tokens - text.kept)
-                    await instance.run([(text, part)], context)
-                    text.kept += part
-            if prompts_count:
-                return loop.time() - begun_s
-            taken: list[float] = []
-            for _ in range(rounds):
-                for text in texts:
-                    text.tokens.append(0)
-                begun_s = loop.time()
-                await instance.run([(text, 1) for text in texts], context)
-                taken.append(loop.time() - begun_s)
-                for text in texts:
-                    text.kept += 1
-            return median(taken)
-        finally:
-            instance.free([text.kv_id for text in texts])
-            await instance.settled()
+                text.tokens.append(1)
+            await instance.run([(text, 1) for text in texts], self._context())
+            for text in texts:
+                text.kept += 1
+            taken.append(loop.time() - begun_s)
+        return median(taken)
+
+    def _context(self) -> PassContext:
+        return PassContext("profile", asyncio.get_running_loop().time() + self._timeout_s)
+
+    @staticmethod
+    async def _free(instance: Instance, texts: Sequence[Text]) -> None:
+        instance.free([text.kv_id for text in texts])
+        await instance.settled()
 
     def _text(self, tokens: int) -> Text:
         ids = [(1 + 7919 * place) % self._vocabulary for place in range(tokens)]

@@ -48,10 +48,15 @@ class Profile:
 
 
 def fit_prefill(tokens: Sequence[int], seconds: Sequence[float]) -> PrefillModel:
-    """Least squares of degree 2. Raises SchedulingError with fewer than three different lengths."""
+    """Least squares of degree 2; of degree 1, or the mean, where jitter bends or tilts the curve down, as then longer
+    prompts than were measured would take no time. Raises SchedulingError with fewer than three different lengths."""
     _check(tokens, seconds, least=3)
-    square, linear, constant = np.polyfit(np.asarray(tokens, float), np.asarray(seconds, float), 2)
-    return PrefillModel(float(constant), float(linear), float(square))
+    for degree in (2, 1):
+        fitted = np.polyfit(np.asarray(tokens, float), np.asarray(seconds, float), degree)
+        if fitted[0] >= 0 and fitted[-2] + 2 * (degree - 1) * fitted[0] * min(tokens) >= 0:
+            square, linear, constant = [0.0] * (2 - degree) + [float(one) for one in fitted]
+            return PrefillModel(constant, linear, square)
+    return PrefillModel(float(np.mean(seconds)), 0.0, 0.0)
 
 
 def fit_decode(tokens: Sequence[int], seconds: Sequence[float]) -> DecodeModel:

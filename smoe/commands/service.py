@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,7 @@ def up(
     settings = lifecycle.GatewaySettings(state, host, port, metrics_port, cpu_scale, nodes, standbys)
     directory, manifest = ensure_pipeline(pipeline, settings.pipelines)
     _check_takes_texts(manifest, directory)
+    check_schedule(manifest, options)
     console = Console(stderr=True)
     with console.status("starting the gateway"):
         process = lifecycle.start_gateway(settings, detach=not foreground)
@@ -90,7 +92,8 @@ def up(
         if nodes:
             settings_of_nodes = NodeSettings(lends_on_gpus=bool(options["gpu_tenths"]))
             start_nodes(client, state, manifest, dict.fromkeys(nodes, settings_of_nodes))
-        _deploy_with_progress(client, manifest, DeploymentSettings(**options), console)
+        profiles = str((state / "profiles").resolve())
+        _deploy_with_progress(client, manifest, DeploymentSettings(**options, profiles=profiles), console)
     except BaseException:
         lifecycle.stop_process(process)
         raise
@@ -131,6 +134,7 @@ def deploy(pipeline: str, state: Path, gateway_url: str | None, password_file: P
     client = connect(state, gateway_url, password_file)
     directory, manifest = ensure_pipeline(pipeline, state / "pipelines")
     _check_takes_texts(manifest, directory)
+    check_schedule(manifest, options)
     runtime = runtime_memory(client.info()["provider"]["orchestration"], manifest.dtype)
     _deploy_with_progress(client, manifest, DeploymentSettings(**options, runtime=runtime), Console(stderr=True))
     click.echo(f"{manifest.name} ({directory}) is ready at {client.url}/function/{manifest.name}")
@@ -318,6 +322,21 @@ def _check_takes_texts(manifest: Manifest, directory: Path) -> None:
         raise SmoeError(
             f"{directory}: pipeline {manifest.name} has no tokenizer, so its ingress cannot take texts; put "
             "tokenizer.json next to the checkpoint's config.json and split it again"
+        )
+
+
+def check_schedule(manifest: Manifest, options: Mapping[str, Any]) -> None:
+    """Raises click.UsageError where instances cannot be scheduled as asked for."""
+    instances, prefill = options["instances"], options["prefill_instances"]
+    if manifest.task != "causal-lm" and (instances > 1 or options["schedule"] != "colocated"):
+        raise click.UsageError(f"--instances and --schedule are for decoders; {manifest.name} is none")
+    if options["schedule"] == "colocated":
+        if prefill is not None:
+            raise click.UsageError("--prefill-instances goes with --schedule arrow, minimal-load or round-robin")
+    elif instances < 2 or (prefill is not None and prefill >= instances):
+        raise click.UsageError(
+            f"--schedule {options['schedule']} needs an instance for each phase: --instances 2 or more, of which "
+            "--prefill-instances leaves one"
         )
 
 

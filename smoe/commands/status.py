@@ -25,6 +25,7 @@ from gateway.client.client import GatewayClient
 from moe.manifest import INGRESS
 from platform_words.labels import PIPELINE_LABEL
 from smoe.commands.options import connect, gateway_option, json_option, password_option, state_option
+from smoe.view.instances import generation_of, instances_table, rows_of, words_of
 
 Functions = Sequence[Mapping[str, Any]]
 
@@ -65,11 +66,22 @@ def status(state: Path, gateway_url: str | None, password_file: Path | None, ver
         )
     else:
         Console().print(_table(client.url, functions, work))
+        _print_instances(client, functions)
         for note in client.info().get("notes", []) if verbose else ():
             click.echo(f"note: {note}")
     if waiting:
         click.echo(f"{len(waiting)} functions have no ready replica: {', '.join(waiting[:8])}", err=True)
         sys.exit(1)
+
+
+def _print_instances(client: GatewayClient, functions: Functions) -> None:
+    """A table for each pipeline whose texts are scheduled over instances."""
+    for function in functions:
+        if (function.get("envVars") or {}).get("smoe_schedule"):
+            document = generation_of(client, function["name"])
+            if document is not None:
+                click.echo(words_of(document))
+                Console().print(instances_table(rows_of(document)))
 
 
 def _samples(client: GatewayClient) -> list[Samples]:

@@ -22,6 +22,7 @@ from placement.errors import PlacementError
 from placement.moves.managers import Managers, read_feed_token
 from smoe.commands.options import connect, gateway_option, password_option, state_option
 from smoe.view.build import ViewBuilder, describe_change
+from smoe.view.instances import generation_of, rows_of, words_of
 from smoe.view.live import View
 from smoe.view.model import DecisionLine, NodeRow, ViewState
 
@@ -140,9 +141,8 @@ def top(
         def on_tick(report: TickReport) -> None:
             nonlocal ticks_shown
             ticks_shown += 1
-            view.show(
-                with_controller(builder.tick(report, watch.look()), seen_by_controller(client, pipeline), started_s)
-            )
+            shown = with_controller(builder.tick(report, watch.look()), seen_by_controller(client, pipeline), started_s)
+            view.show(with_instances(shown, generation_of(client, pipeline)))
             if ticks is not None and ticks_shown >= ticks:
                 stop.set()
 
@@ -163,6 +163,13 @@ def seen_by_controller(client: GatewayClient, pipeline: str) -> Mapping[str, Any
         if document.get("pipeline") == pipeline and time.time() - float(document.get("end_s") or 0.0) <= young_s:
             return document
     return None
+
+
+def with_instances(state: ViewState, document: Mapping[str, Any] | None) -> ViewState:
+    """The view with a decoder's instances, where there are any."""
+    if document is None:
+        return state
+    return replace(state, instances=rows_of(document), instances_words=words_of(document))
 
 
 def with_controller(state: ViewState, document: Mapping[str, Any] | None, started_s: float) -> ViewState:

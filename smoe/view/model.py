@@ -54,6 +54,25 @@ class NodeRow:
 
 
 @dataclass(frozen=True)
+class InstanceRow:
+    """An instance of a decoder now."""
+
+    instance: int
+    role: str
+    """``prefill``, ``decode``, or ``both`` without a scheduler."""
+    running: int
+    queue: int
+    """Prompts that wait for it."""
+    arriving: int
+    """Texts on their way from other instances."""
+    pages_used: int
+    pages: int
+    """Pages of keys and values."""
+    interval_s: float | None = None
+    """Mean time between a text's tokens lately."""
+
+
+@dataclass(frozen=True)
 class ViewState:
     """Everything on the screen. ``experts`` may come in any order and need not be complete."""
 
@@ -78,6 +97,10 @@ class ViewState:
     """(node id, replicas) of the ingress and the segments."""
     nodes: tuple[NodeRow, ...] = ()
     """Machines, where replicas have any."""
+    instances: tuple[InstanceRow, ...] = ()
+    """Those of a decoder."""
+    instances_words: str = ""
+    """How they are scheduled, and what moved."""
     p95_history_s: tuple[float | None, ...] = ()
     """P95 of past windows, oldest first."""
     decisions: tuple[DecisionLine, ...] = ()

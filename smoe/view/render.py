@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autoscaler.prices import money
+from smoe.view.instances import instances_table
 from smoe.view.model import DecisionLine, ExpertCell, NodeRow, ViewState
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -44,11 +45,14 @@ def render(state: ViewState, width: int = 100, height: int | None = None) -> Ren
         parts.append(_segments(state.segments))
     if state.nodes:
         parts.append(_nodes(state.nodes))
+    if state.instances:
+        parts.append(Panel(instances_table(state.instances), title=state.instances_words, title_align="left"))
     most = WIDE_DECISIONS if width >= WIDE_COLUMNS else NARROW_DECISIONS
     if height is not None:
         layers = len({cell.layer for cell in state.experts})
         taken = 12 + layers + bool(state.segments) + (2 + min(4, len(state.problems)) if state.problems else 0)
         taken += 3 + len(state.nodes) if state.nodes else 0
+        taken += 3 + len(state.instances) if state.instances else 0
         most = min(most, max(0, height - taken - 3))
     if most:
         parts.append(_decisions(state.decisions, most))

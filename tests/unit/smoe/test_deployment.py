@@ -9,9 +9,13 @@ import click
 import pytest
 import yaml
 
+from functions.scheduling.settings import Targets
+from functions.serving.settings import schedule_settings
 from moe.manifest import Manifest, load
+from platform_words.labels import SCALE_MIN
 from platform_words.memory import CONTAINER, FORKED
 from smoe.commands.options import Tenths
+from smoe.commands.service import check_schedule, deploy
 from smoe.deployment import DeploymentSettings, function_deployments, memory_limit_mib, render_stack
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -92,3 +96,38 @@ def test_shares_are_given_in_tenths(text: str, tenths: int) -> None:
 def test_other_shares_are_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match=r"not a share of a GPU in tenths"):
         Tenths().convert(text, None, None)
+
+
+def test_a_decoder_s_segments_get_instances_and_its_ingress_the_schedule(manifest: Manifest) -> None:
+    decoder = replace(manifest, task="causal-lm")
+    settings = DeploymentSettings(instances=4, schedule="arrow", ttft_ms=900, tpot_ms=40, profiles="/p")
+    ingress, *others = function_deployments(decoder, settings)
+    environment = {name: value for name, value in ingress["envVars"].items() if name.startswith("smoe_")}
+    wanted = {
+        "smoe_schedule": "arrow",
+        "smoe_ttft": "900ms",
+        "smoe_tpot": "40ms",
+        "smoe_prefill_instances": "2",
+        "smoe_profiles": "/p",
+    }
+    assert wanted.items() <= environment.items()
+    assert schedule_settings(environment).targets == Targets(0.9, 0.04)
+    replicas = {one["envVars"]["smoe_nodes"]: one["labels"][SCALE_MIN] for one in others}
+    assert {replicas[node.id] for node in decoder.nodes if node.kind == "segment"} == {"4"}
+    assert {replicas[node.id] for node in decoder.nodes if node.kind == "expert"} == {"1"}
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--schedule", "arrow"], "an instance for each phase"),
+        (["--instances", "2", "--schedule", "round-robin", "--prefill-instances", "2"], "leaves one"),
+        (["--instances", "2", "--prefill-instances", "1"], "goes with --schedule"),
+    ],
+)
+def test_instances_that_cannot_be_scheduled_are_refused(manifest: Manifest, options: list[str], why: str) -> None:
+    taken = deploy.make_context("deploy", ["x", *options]).params
+    with pytest.raises(click.UsageError, match=why):
+        check_schedule(replace(manifest, task="causal-lm"), taken)
+    with pytest.raises(click.UsageError, match="are for decoders"):
+        check_schedule(manifest, {**taken, "instances": 2})

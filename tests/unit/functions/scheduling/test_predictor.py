@@ -71,3 +71,10 @@ def test_ttft_equals_a_server_stepped_second_by_second(steps: list[tuple[int, in
 def test_bad_measurements_are_refused_in_a_sentence(call, why: str) -> None:
     with pytest.raises(SchedulingError, match=why):
         call()
+
+
+def test_jitter_never_makes_longer_prompts_take_no_time() -> None:
+    bent = fit_prefill([10, 100, 500], [0.1, 1.0, 2.0])
+    assert bent.square_s == 0 and bent.seconds(5000) > bent.seconds(500) > 1.5
+    falling = fit_prefill([10, 100, 500], [3.0, 2.0, 1.0])
+    assert falling.seconds(5000) == pytest.approx(2.0)

@@ -14,6 +14,7 @@ from rich.console import Console
 from autoscaler.contract import Configuration, Cost, Decision, NodeObservation, Observation, TickReport
 from smoe.commands.top import with_controller
 from smoe.view.build import ViewBuilder, describe_change
+from smoe.view.instances import rows_of, words_of
 from smoe.view.live import View
 from smoe.view.model import DecisionLine, ExpertCell, NodeRow, ViewState
 from smoe.view.render import plain_line, render
@@ -305,3 +306,19 @@ def test_a_running_controllers_policy_slo_and_decisions_are_shown() -> None:
 
 def test_without_a_controller_the_view_says_how_to_start_one() -> None:
     assert "smoe autoscale" in with_controller(ViewState("m", "watching", 10.0, 5.0), None, 100.0).notes[0]
+
+
+def test_a_decoder_s_instances_show_role_queue_and_pages() -> None:
+    one = {"role": "prefill", "running": 2, "queue": 7, "arriving": 0, "pages_used": 30, "pages": 40, "interval_s": 0}
+    other = {**one, "role": "decode", "running": 5, "queue": 0, "arriving": 3, "interval_s": 0.041}
+    moved = {"texts": 9, "took_ms": 4.06}
+    targets = {"schedule": "arrow", "ttft_s": 2.0, "tpot_s": 0.15, "flips": 3, "moved": moved}
+    document = {**targets, "instances": [{**other, "instance": 1}, {**one, "instance": 0}]}
+    rows = rows_of(document)
+    lines = text_of(grid(2, 2, instances=rows, instances_words=words_of(document)), 100).splitlines()
+    assert any(
+        "instances by arrow, TTFT 2000 ms, TPOT 150 ms: 3 flips, 9 texts moved, 4.1 ms each" in one for one in lines
+    )
+    shown = [line.split()[1:8] for line in lines if "prefill" in line or "decode" in line]
+    assert shown[0][:6] == ["0", "prefill", "2", "7", "0", "75%"]
+    assert shown[1] == ["1", "decode", "5", "0", "3", "75%", "41"]
