@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from autoscaler.policy.janus_search import Bounds, Frontier, Plan, Present
 from autoscaler.policy.performance import Load, PassModel
+from tests.parameters import examples
 
 LAYERS = (("a", "b"), ("c", "d", "e"))
 OTHERS = ("s", "t")
@@ -28,7 +29,7 @@ def plan(found: PassModel, now: dict[str, int], price: dict[str, float], *, fixe
     return Plan(found, TAIL, present, Bounds(1, MOST, 1), "stages", fixed=fixed)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 @given(
     st.lists(st.floats(0.005, 0.12), min_size=len(NAMES), max_size=len(NAMES)),
     st.lists(st.sampled_from((1.0, 2.0)), min_size=len(NAMES), max_size=len(NAMES)),

@@ -108,6 +108,23 @@ def test_the_default_is_hpa_over_direct_scrapes_with_a_window_of_one_interval(fo
     assert isinstance(controller._source._reader, ScrapeSource)  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    ("changes", "oldest_s"),
+    [
+        ({"prometheus_url": "http://127.0.0.1:9"}, 60.0),
+        ({"prometheus_url": "http://127.0.0.1:9", "interval_s": 25.0}, 75.0),
+        ({"prometheus_url": "http://127.0.0.1:9", "stale_s": 7.0}, 7.0),
+        ({}, 15.0),
+        ({"interval_s": 6.0}, 18.0),
+    ],
+)
+def test_the_oldest_data_decided_on_are_three_intervals_old_and_no_younger_than_its_source_can_give(
+    folder: Path, changes: dict[str, Any], oldest_s: float
+) -> None:
+    controller, _ = build_controller(settings(folder, **changes))
+    assert controller._source._reader._stale_s == oldest_s  # type: ignore[attr-defined]
+
+
 def test_prometheus_has_a_longer_window_and_policies_follow_their_settings(folder: Path) -> None:
     controller, window_s = build_controller(
         settings(

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from functions.serving.server import Connection, FunctionServer, ServerSettings
 from functions.wire.messages import Reply, Request, error_reply
+from tests.parameters import examples
 from tests.unit.functions.conftest import Held, Scripted, echo, get, post, read_reply
 
 
@@ -317,7 +318,7 @@ def test_replies_do_not_depend_on_how_the_bytes_arrive(cuts: list[int]) -> None:
     assert bodies == [b"/a12345", b"/b", b"OK", b"/c" + b"x" * 50]
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(st.binary(max_size=80), max_size=4), st.integers(0, len(REQUESTS)))
 def test_garbage_is_answered_with_a_client_error_or_not_at_all(garbage: list[bytes], cut: int) -> None:
     written = _feed([REQUESTS[:cut], *garbage]).written

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from functions.wire import format as wire
 from functions.wire import layout
+from tests.parameters import examples
 
 DTYPES = list(wire.CODE_OF_DTYPE)
 NAMES = st.text(alphabet="abcxyz_", min_size=1, max_size=12)
@@ -87,7 +88,7 @@ def test_bytes_after_the_last_tensor_are_refused(given_: dict[str, torch.Tensor]
         wire.decode(wire.encode_bytes(given_) + rest)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.binary(max_size=200))
 def test_random_bytes_never_do_more_than_be_refused(data: bytes) -> None:
     for message in (data, b"SMOE\x01" + data):
@@ -98,7 +99,7 @@ def test_random_bytes_never_do_more_than_be_refused(data: bytes) -> None:
         assert sum(tensor.nbytes for tensor in decoded.values()) <= len(message)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(tensors(), st.data())
 def test_a_message_with_changed_bytes_is_refused_or_no_larger_than_itself(
     given_: dict[str, torch.Tensor], data: st.DataObject

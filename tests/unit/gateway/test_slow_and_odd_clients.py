@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.guard import RequestBounds, guarded
 from tests.doubles.fake_backend import FakeConnection, FakeRequest, reply
+from tests.parameters import examples
 from tests.unit.gateway.client import WAIT_S, connect, parse, request, send_raw
 from tests.unit.gateway.gateways import TIMEOUT_S, Running, Served, Starter
 
@@ -211,7 +212,7 @@ PIECES = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=150, derandomize=True, database=None, deadline=None)
+@settings(max_examples=examples(150), derandomize=True, database=None, deadline=None)
 @given(PIECES)
 def test_no_bytes_bring_the_gateway_down(served: Served, pieces: list[bytes]) -> None:
     host, _, port = served.running.address.rpartition(":")

@@ -17,9 +17,10 @@ from safetensors.numpy import save as save_tensors
 
 from moe.errors import ManifestError
 from moe.manifest import MANIFEST_FILE, from_json, load, save, to_json
+from tests.parameters import examples
 from tests.unit.moe.conftest import Case
 
-RELAXED = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+RELAXED = settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from moe.families.linear import Linear
 from moe.families.packing import Packing
 from moe.families.routing import RouterProgram, dispatch
 from moe.manifest import Router
+from tests.parameters import examples
 
 
 @settings(deadline=None)
@@ -88,7 +89,7 @@ def slow_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bo
     return out.flatten(1)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 8), st.integers(1, 8)), min_size=1, max_size=5),
     kv_heads=st.sampled_from([1, 2, 4]),

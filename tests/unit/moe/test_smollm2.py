@@ -88,6 +88,7 @@ def test_logits_and_64_greedy_tokens_are_transformers_own(dense: WholeModel, the
     assert "Paris" in dense.tokenizer.decode(tokens[len(ids) :].tolist())
 
 
+@pytest.mark.slow
 def test_the_file_is_the_one_that_the_documents_describe() -> None:
     config = preset_source(PRESETS["smollm2"], None, None, 0).config
     assert (config["num_hidden_layers"], config["hidden_size"], config["num_key_value_heads"]) == (30, 576, 3)

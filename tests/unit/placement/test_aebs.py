@@ -16,6 +16,7 @@ from numba import njit
 from benchmarks.placement.oracles import least_fullest
 from benchmarks.replica_rules import RULES, ReplicaRule, activated_by_node
 from functions.dispatch.aebs import ActivatedExpertBalance, ReplicaTable, assign, replica_table
+from tests.parameters import examples
 
 HOSTS = st.integers(2, 6).flatmap(
     lambda nodes: st.tuples(
@@ -55,7 +56,7 @@ def random_table(seed: int, nodes: int, experts: int, slots: int) -> ReplicaTabl
     return replica_table(held, experts)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(HOSTS)
 def test_loads_are_those_of_the_best_choice_there_is(case: tuple[int, list[set[int]]]) -> None:
     nodes, hosts = case
@@ -81,7 +82,7 @@ def test_greedy_as_published_can_end_above_the_optimum_and_the_repair_closes_it(
     assert choose(table, ids, repair=False)[0] > brute_force(hosts, 3)[0] == choose(table, ids)[0]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(HOSTS, st.integers(0, 2**32 - 1))
 def test_every_token_gets_the_one_replica_of_its_expert(case: tuple[int, list[set[int]]], seed: int) -> None:
     nodes, hosts = case

@@ -14,6 +14,7 @@ from benchmarks.placement.oracles import coactivation_load, token_load
 from benchmarks.placement.peers import balanced
 from placement.janus import Nodes, place
 from placement.layout import Held, check, copies, once
+from tests.parameters import examples
 from tests.unit.placement.conftest import Known
 
 SHAPES = st.tuples(st.integers(2, 6), st.integers(2, 5), st.integers(0, 8), st.integers(0, 10_000))
@@ -29,7 +30,7 @@ def tokens(held: Held, known: Activations) -> np.ndarray:
     return token_load(held, known.tokens).max(axis=1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(SHAPES)
 def test_no_expert_stands_twice_and_no_node_bears_more_than_eplbs_fullest(
     shape: tuple[int, int, int, int],

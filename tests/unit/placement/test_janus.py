@@ -15,6 +15,7 @@ from benchmarks.placement.peers import balanced
 from placement.errors import InfeasibleError, PlacementError
 from placement.janus import OBJECTIVES, Nodes, Placement, place
 from placement.layout import arrivals, check, copies, keep_in_place, once
+from tests.parameters import examples
 from tests.unit.placement.conftest import Known
 
 SHAPES = st.tuples(st.integers(1, 6), st.integers(1, 5), st.integers(1, 9), st.integers(0, 1000))
@@ -40,7 +41,7 @@ def brute_force(placed: Placement, together: np.ndarray, nodes: Nodes) -> float:
     return float(best)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(SHAPES, st.sampled_from(OBJECTIVES))
 def test_every_instance_that_fits_gets_a_layout_within_all_limits(shape: tuple[int, ...], objective: str) -> None:
     nodes, spare, experts, seed = shape

@@ -23,6 +23,7 @@ from placement.cluster import (
 from placement.errors import InfeasibleError, PlacementError
 from placement.migration import Scale, decide, migration_s
 from placement.prism import METHODS, assign, fewest_remote, layer_counts, plan
+from tests.parameters import examples
 
 PEERS: dict[str, Callable[[np.ndarray, Cluster, int], np.ndarray]] = {
     "uniform": lambda f, c, b: uniform(c, f.shape[1], f.shape[2], b, 0),
@@ -79,7 +80,7 @@ def fewest(cluster: Cluster, frequency: np.ndarray) -> float:
     return float(best)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(instances(), st.sampled_from(sorted(PEERS)))
 def test_every_feasible_instance_gets_a_plan_within_memory_that_covers_all(
     instance: tuple[Cluster, np.ndarray, int], name: str
@@ -88,7 +89,7 @@ def test_every_feasible_instance_gets_a_plan_within_memory_that_covers_all(
     check_plan(PEERS[name](frequency, cluster, expert_bytes), cluster, expert_bytes)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(instances())
 def test_improved_equals_the_linear_program_and_published_is_no_better(
     instance: tuple[Cluster, np.ndarray, int],
@@ -178,7 +179,7 @@ def test_peers_refuse_impossible_loads(peer: Callable[..., np.ndarray], value: f
         peer(cluster_of([[4], [4]]), np.full((2, 1, 4), value), 1)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(instances())
 def test_eplb_with_one_copy_a_node_has_just_that(instance: tuple[Cluster, np.ndarray, int]) -> None:
     cluster, frequency, size = instance

@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 
 from platform_words.live import Live
 from platform_words.resources import QuantityError, parse_quantity, same_quantity
+from tests.parameters import examples
 
 amounts = st.dictionaries(
     st.sampled_from(["cpu", "memory", "nvidia.com/gpu"]), st.sampled_from(["1", "2", "500m", "1Gi"])
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(amounts, amounts, st.integers(0, 99))
 def test_live_settings_are_compact_sorted_json_that_is_read_back(limits: Any, requests: Any, inflight: int) -> None:
     live = Live(limits, requests, inflight)

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from smoe.errors import SmoeError
 from smoe.load import BUSY_S, OVERLOAD, busiest_over_mean, capacity_rps, in_length_and_rate, overloading_rps
+from tests.parameters import examples
 from traces.model import make_trace
 
 HOUR_S = 3600.0
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(times=st.lists(st.floats(0, HOUR_S - 1), min_size=1, max_size=40).map(sorted), duration_s=st.floats(5, 600))
 def test_the_busiest_seconds_are_those_that_trying_every_begin_finds(times: list[float], duration_s: float) -> None:
     trace = make_trace(np.array(times), duration_s=HOUR_S, source="drawn")

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.parameters import examples
 from traces import columns
 from traces.columns import Column, check_cell, parse_stamp_ns, read_blocks
 from traces.errors import TraceError
@@ -116,7 +117,7 @@ def test_every_odd_cell_in_every_column_is_judged_the_same_way(tmp_path: Path, c
 
 @pytest.mark.slow
 @given(rows=st.lists(SOUND, min_size=1, max_size=8), data=st.data())
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_what_rows_refuse_blocks_refuse_with_the_same_sentence(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, ...]], data: st.DataObject
 ) -> None:

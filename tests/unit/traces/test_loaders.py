@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.parameters import examples
 from traces import arrival_process as placement
 from traces import loading
 from traces.catalog import SAMPLES
@@ -115,7 +116,7 @@ SAMPLE_NAMES = sorted(path.name for path in SAMPLES.glob("made_*.csv"))
 
 @pytest.mark.parametrize("name", SAMPLE_NAMES)
 @given(data=st.data())
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_random_damage_never_crashes_a_loader(tmp_path: Path, name: str, data: st.DataObject) -> None:
     raw = bytearray((SAMPLES / name).read_bytes()[:6000])
     for _ in range(data.draw(st.integers(1, 6))):

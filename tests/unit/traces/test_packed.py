@@ -18,6 +18,7 @@ import rarfile
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.parameters import examples
 from traces import hours as measuring
 from traces import loading
 from traces.catalog import SAMPLES
@@ -103,7 +104,7 @@ def test_a_tar_cut_off_between_two_rows_is_reported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", PACKERS)
 @given(data=st.data())
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_damaged_bytes_only_ever_raise_trace_errors(tmp_path: Path, how: str, data: st.DataObject) -> None:
     raw = bytearray(PACKERS[how](LLM[:1500]))
     for _ in range(data.draw(st.integers(1, 5))):
@@ -121,7 +122,7 @@ def test_damaged_bytes_only_ever_raise_trace_errors(tmp_path: Path, how: str, da
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_garbage_behind_any_known_beginning_only_ever_raises_trace_errors(tmp_path: Path, junk: bytes) -> None:
     heads = [path.read_bytes().splitlines(keepends=True)[0] for path in sorted(SAMPLES.glob("*.*"))]
     heads += [

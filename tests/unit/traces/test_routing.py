@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.parameters import examples
 from traces.errors import NoMatchError, TraceError
 from traces.routing import Routing, make_routing
 from traces.routing_logs import read_choices, read_counts
@@ -74,7 +75,7 @@ def test_damaged_choices_are_reported_with_row_and_rule(tmp_path: Path, changed:
 
 
 @given(st.binary(max_size=400), st.integers(0, 3000), st.integers(0, 4000))
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_bytes_that_are_no_log_only_ever_raise_trace_errors(tmp_path: Path, junk: bytes, at: int, cut: int) -> None:
     path = choices(tmp_path)
     raw = path.read_bytes()

@@ -15,6 +15,7 @@ from evaluation.bound.frontier import ExpertTable, Frontier, SpaceArrays, fronti
 from evaluation.bound.knapsack import Steps, split
 from evaluation.bound.window import choose, enclose, steps
 from simulation.arrays import Floats
+from tests.parameters import examples
 
 PRICES = PriceSheet("test", "made up", "USD", cpu_core_s=2.0, memory_gib_s=1.0, gpu_s=10.0)
 TINY = ConfigurationSpace(128, 256, 64, (1.0, 2.0), (0.5,), 1, 2, 1, 2)
@@ -193,7 +194,7 @@ def by_integers(layers: list[Steps], budget: int) -> float:
     return best[budget]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(seeds, st.integers(1, 6), st.integers(2, 12), st.integers(3, 120), st.integers(5, 400))
 def test_the_knapsack_encloses_the_exact_optimum(seed: int, n: int, size: int, budget: int, buckets: int) -> None:
     rng = np.random.default_rng(seed)
@@ -210,7 +211,7 @@ def test_the_knapsack_encloses_the_exact_optimum(seed: int, n: int, size: int, b
     assert found.latency_s.sum() <= budget
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(seeds)
 def test_a_longer_budget_never_costs_more(seed: int) -> None:
     layers = curves(np.random.default_rng(seed), 5, 60)

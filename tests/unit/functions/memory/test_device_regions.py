@@ -15,6 +15,7 @@ from functions.memory import device_regions
 from functions.memory.device_regions import Copy, DeviceRegions, LendError
 from functions.memory.regions import RegionError, Regions
 from tests.doubles.fake_gpu import FakeMemory
+from tests.parameters import examples
 
 CONTENT = bytes(range(100))
 A, B = "GPU-a", "GPU-b"
@@ -234,7 +235,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(STEPS)
 def test_whatever_happens_lent_memory_is_there_and_the_limit_holds(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]

@@ -23,6 +23,7 @@ from functions.memory.device_regions import DeviceRegions
 from functions.memory.lending import Lending
 from functions.memory.regions import Regions
 from tests.doubles.fake_gpu import FakeMemory
+from tests.parameters import examples
 from tests.unit.functions.memory.test_device_regions import A, filled
 
 QUESTION = leases.ask("p/one", A)
@@ -258,7 +259,7 @@ async def test_without_a_descriptor_for_its_end_a_process_gets_no_lease(
         assert "cannot be awaited: Too many open files" in json.loads(await node.say(QUESTION))["error"]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(st.binary(max_size=40) | st.just(QUESTION) | st.just(DONE) | st.just(b"\n"), max_size=5))
 def test_any_bytes_leave_the_socket_usable(tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]) -> None:
     folder = tmp_path_factory.mktemp("lending")

@@ -15,6 +15,7 @@ from gateway.backends.kubernetes.settings import KubernetesSettings
 from gateway.contract import FunctionSpec, InvalidSpecError
 from tests.doubles.kubernetes.fixtures import environment
 from tests.doubles.kubernetes.functions import spec
+from tests.parameters import examples
 
 SETTINGS = KubernetesSettings()
 
@@ -134,7 +135,7 @@ amounts = st.dictionaries(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(texts, texts, texts, amounts, st.integers(0, 99), st.lists(st.sampled_from(["a", "b"]), unique=True))
 def test_a_function_is_read_back_as_it_was_deployed(
     labels: Any, annotations: Any, env: Any, limits: Any, inflight: int, secrets: list[str]

@@ -126,6 +126,7 @@ def test_memory_stays_within_its_limit_whatever_is_started(
     asyncio.run(story())
 
 
+@pytest.mark.slow
 async def test_a_replica_starts_from_a_prepared_process(running: Starter) -> None:
     images = {"test/prepared": f"{ENTRIES}:prepared"}
     async with running(images=images, standbys=1) as backend:

@@ -24,6 +24,7 @@ from moe.convert import (
 )
 from moe.distil.start import encoder_of
 from moe.errors import CheckpointError
+from tests.parameters import examples
 from tests.unit.moe import tiny
 
 
@@ -36,7 +37,7 @@ def ffn(neurons: int = 24, width: int = 6, seed: int = 0) -> DenseFfn:
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     neurons=st.integers(8, 40),
     experts=st.integers(1, 5),

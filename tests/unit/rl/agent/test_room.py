@@ -14,6 +14,7 @@ from torch import Tensor
 from rl.agent.actor import Actor
 from rl.agent.contract import Amounts, Batch, Space
 from rl.agent.room import Room, floors, needs
+from tests.parameters import examples
 from tests.unit.rl.agent.conftest import make_batch, make_settings, make_space, random_actions
 
 PLENTY = torch.tensor([1e6, 1e9, 1e6])
@@ -32,7 +33,7 @@ def taken(batch: Batch, actions: Tensor) -> Tensor:
     return (needs(amounts_of(batch.space), actions) * batch.space.mask[..., None]).sum((1, 2))
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(limits=st.tuples(st.floats(1, 12), st.floats(64, 1600), st.floats(0, 40)), seed=st.integers(0, 99))
 def test_the_arg_max_under_limits_is_that_of_all_configurations_within_them(
     limits: tuple[float, float, float], seed: int
@@ -61,7 +62,7 @@ def test_where_all_fits_decisions_are_those_without_walls(temperature: float) ->
     assert torch.equal(without, within)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(share=st.floats(0.0, 1.0), temperature=st.sampled_from([0.0, 2.0]), seed=st.integers(0, 50))
 def test_all_decisions_together_stay_within_any_room_that_holds_the_floors(
     share: float, temperature: float, seed: int

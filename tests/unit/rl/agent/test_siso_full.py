@@ -36,6 +36,12 @@ def test_the_arg_max_is_that_of_the_whole_space() -> None:
     assert torch.equal(found.best(), actions[g.argmax(-1)])
 
 
+def test_relaxed_is_the_arg_max_forward() -> None:
+    joint, actions, g, _ = scored(make_space())
+    best = features_of(joint.prepared.space, actions[g.argmax(-1)])
+    assert torch.allclose(joint.relaxed(), best, atol=1e-6)
+
+
 def test_probabilities_and_entropy_are_those_of_the_whole_softmax() -> None:
     found, actions, g, _ = scored(make_space())
     best = g.argmax(-1)

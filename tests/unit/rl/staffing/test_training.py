@@ -59,6 +59,7 @@ def test_the_replay_holds_what_every_window_cost_and_risked() -> None:
     assert bool((drawn.costs > 0).all()) and float(drawn.risks.min()) >= risk(None, RiskSettings())
 
 
+@pytest.mark.slow
 def test_a_clone_comes_to_its_labels() -> None:
     model = stepped()
     buffer = model.replay_buffer
@@ -67,6 +68,7 @@ def test_a_clone_comes_to_its_labels() -> None:
     assert clone(model, labels, 200, 8) < 0.1 * first
 
 
+@pytest.mark.slow
 def test_an_anchored_actor_stays_where_the_critic_knows_nothing() -> None:
     moved = []
     for trust in (1000.0, 0.0):

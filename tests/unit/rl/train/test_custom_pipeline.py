@@ -49,6 +49,7 @@ def test_windows_of_a_custom_pipeline_are_simulated_and_kept(own: CustomPipeline
     assert tally.judged
 
 
+@pytest.mark.slow
 def test_clips_differ_in_routing_alone(own: CustomPipeline) -> None:
     first, second, again = own.workload(1), own.workload(2), own.workload(1)
     assert first.slo_s == second.slo_s == 0.2

@@ -175,6 +175,7 @@ def test_an_actor_is_chosen_by_cost_among_those_that_keep_the_slo() -> None:
     assert of(1.6, 1) < of(1.5, 20)
 
 
+@pytest.mark.slow
 def test_validation_leaves_out_hours_in_which_nothing_keeps_the_slo(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

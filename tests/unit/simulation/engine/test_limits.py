@@ -13,7 +13,7 @@ from simulation.engine import kernel
 from simulation.engine.requests import draw_requests
 from simulation.engine.simulation import Simulation
 from simulation.profiles.measure import open_loop as openloop
-from tests.parameters import some_fast
+from tests.parameters import examples, some_fast
 from tests.unit.simulation.engine.builders import (
     EXPERT,
     SPAN_S,
@@ -80,7 +80,7 @@ def test_cpu_seconds_are_those_of_the_work() -> None:
     assert sum(window.meter[node, kernel.CPU_S] for window in windows) == pytest.approx(60 * 0.01, rel=1e-6)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     seed=st.integers(0, 2**31),
     rate=st.floats(1, 80),

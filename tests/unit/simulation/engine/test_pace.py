@@ -23,7 +23,7 @@ HOST = Host(2.0, 0.002, 0.001, 0.001, 0.002, 1e-5, Noise.lognormal(0.1))
 def lone_latencies(found: Workload, pace: float, count: int) -> tuple[np.ndarray, list[list[int]]]:
     """Seconds of requests that never meet, of two texts in turn, and these texts' tokens."""
     texts = np.array([[12, 5, 4, 3, 7, 5], [40, 9, 20, 11, 22, 18]], dtype=np.uint16).T
-    counts = texts[:, np.arange(count) % 2]
+    counts = np.ascontiguousarray(texts[:, np.arange(count) % 2])  # the kernel is compiled for each memory layout
     requests = Requests(2.0 * np.arange(count, dtype=np.float64), counts, "lone requests")
     slower = replace(found, host=replace(HOST, pace=pace))
     latency, _ = simulate(Simulation(slower, requests, initial(slower), seed=3), [2.0 * count + 9.0])

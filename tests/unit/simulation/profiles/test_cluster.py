@@ -26,6 +26,7 @@ from simulation.profiles.model.pipeline import clustered_workload
 from simulation.profiles.model.profiled import FittedLatencyModel, fitted_model
 from simulation.workloads.paper import LIFECYCLE, PAPER_PRICES
 from simulation.workloads.workload import TokenLengths, Workload
+from tests.parameters import examples
 from tests.unit.simulation.profiles import truth
 from tests.unit.simulation.profiles.truth import BLANK, Truth
 
@@ -136,7 +137,7 @@ def test_shares_measured_alone_but_never_in_flight_are_refused() -> None:
     shares=st.lists(st.floats(0.05, 1), min_size=2, max_size=5),
     calls=st.lists(st.integers(1, 16), min_size=1, max_size=5),
 )
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_keeps_the_promises_of_the_protocol(
     request: pytest.FixtureRequest, which: str, tokens: list[int], shares: list[float], calls: list[int]
 ) -> None:

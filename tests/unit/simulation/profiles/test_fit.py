@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from simulation.profiles.fit.fitting import Fit, factors, fit, least_disturbed, predict
 from simulation.profiles.fit.validation import cross_validate
 from simulation.profiles.model.errors import ProfileError
+from tests.parameters import examples
 from tests.unit.simulation.profiles import truth
 from tests.unit.simulation.profiles.truth import BLANK, TICK_S, TOKENS, Truth
 
@@ -83,7 +84,7 @@ def test_cross_validation_is_large_where_the_law_does_not_hold() -> None:
     tokens=st.lists(st.floats(0, 4000), min_size=2, max_size=8),
     calls=st.lists(st.integers(1, 20), min_size=2, max_size=8),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_is_monotone_in_tokens_and_calls_whatever_the_rows_say(
     seeds: int, tokens: list[float], calls: list[int]
 ) -> None:

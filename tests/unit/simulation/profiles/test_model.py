@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from simulation.latency.contract import LatencyModel, NodeCost
 from simulation.profiles.model.errors import ProfileError, ProfileMismatchError
 from simulation.profiles.model.profiled import FittedLatencyModel, fitted_model, lifecycle
+from tests.parameters import examples
 from tests.unit.simulation.profiles import truth
 from tests.unit.simulation.profiles.truth import BLANK, Truth
 
@@ -50,7 +51,7 @@ def test_a_long_call_to_a_limited_replica_takes_its_work_over_the_share(model: F
     cores=st.lists(st.floats(0.01, 8), min_size=2, max_size=6),
     calls=st.lists(st.integers(1, 16), min_size=1, max_size=6),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_keeps_the_promises_of_the_protocol(
     model: FittedLatencyModel, tokens: list[float], cores: list[float], calls: list[int]
 ) -> None:

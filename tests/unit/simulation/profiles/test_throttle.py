@@ -16,6 +16,7 @@ from simulation.profiles.measure.throttle import (
     limit_of,
     mean_idle_s,
 )
+from tests.parameters import examples
 
 TICK_S = 0.004
 shares = st.floats(0.02, 0.98)
@@ -65,7 +66,7 @@ def test_idle_calls_take_what_a_slow_simulation_of_the_same_rules_gives(work_s: 
 
 
 @given(share=shares, work_s=works)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_calls_one_after_the_other_get_exactly_the_share(share: float, work_s: float) -> None:
     limit = limit_of(share, TICK_S)
     calls = max(60, int(60 * (limit.quota_s + TICK_S) / work_s))
@@ -74,7 +75,7 @@ def test_calls_one_after_the_other_get_exactly_the_share(share: float, work_s: f
 
 
 @given(share=shares, work_s=works)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_an_idle_replica_is_never_slower_than_its_share_nor_faster_than_a_core(share: float, work_s: float) -> None:
     limit = limit_of(share, TICK_S)
     seconds = idle_call_s(work_s, limit)
@@ -83,7 +84,7 @@ def test_an_idle_replica_is_never_slower_than_its_share_nor_faster_than_a_core(s
 
 
 @given(share=shares, work_s=works, more=st.floats(1.0, 3.0))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_more_work_never_takes_less_time(share: float, work_s: float, more: float) -> None:
     limit = limit_of(share, TICK_S)
     assert (idle_call_s(work_s * more, limit) >= idle_call_s(work_s, limit) - 1e-9).all()
@@ -93,7 +94,7 @@ def test_more_work_never_takes_less_time(share: float, work_s: float, more: floa
     works=st.lists(st.floats(1e-5, 3.0), min_size=2, max_size=6),
     shares=st.lists(st.floats(0.005, 2.0), min_size=2, max_size=6),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_the_table_rises_with_work_and_falls_with_share(works: list[float], shares: list[float]) -> None:
     seconds = idle_table(TICK_S).seconds(np.sort(works)[:, None], np.sort(shares)[None, :])
     assert (np.diff(seconds, axis=0) >= -1e-12).all()

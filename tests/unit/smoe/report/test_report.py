@@ -19,6 +19,7 @@ from smoe.report.closing import verdict
 from smoe.report.log import LogError, read_log
 from smoe.report.measures import client_windows, compute, expert_shares
 from smoe.report.model import Action, NodeWindow, PipelineWindow, Run
+from tests.parameters import examples
 from tests.unit.smoe.view.test_view import node
 from traces.results import CsvSink, RequestRecord
 
@@ -204,7 +205,7 @@ def test_input_that_cannot_be_used_is_refused_with_a_sentence(tmp_path: Path) ->
     st.floats(-7, 40),
     st.integers(0, 8),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_every_answer_is_in_exactly_one_window(
     requests: list[tuple[float, float, str]], shift: float, logged: int
 ) -> None:

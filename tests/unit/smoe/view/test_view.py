@@ -18,6 +18,7 @@ from smoe.view.instances import rows_of, words_of
 from smoe.view.live import View
 from smoe.view.model import DecisionLine, ExpertCell, NodeRow, ViewState
 from smoe.view.render import plain_line, render
+from tests.parameters import examples
 from traces.replay import Progress
 from traces.results import RequestRecord
 
@@ -98,7 +99,7 @@ def test_replicas_on_the_way_and_full_experts_are_marked() -> None:
     st.lists(st.tuples(st.integers(0, 11), st.integers(0, 7), st.one_of(st.none(), st.floats(0, 1e9))), max_size=60),
     st.integers(20, 200),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_any_state_renders_within_its_width(cells: list[tuple[int, int, float | None]], width: int) -> None:
     state = ViewState(
         "p", "hpa", 1.0, 5.0, experts=tuple(ExpertCell(layer, e, tokens, 2) for layer, e, tokens in cells)
