@@ -65,10 +65,6 @@ class FittedLatencyModel:
         shortest = np.minimum(fit.work(tokens), fit.work(fit.tokens[0]))
         return np.asarray(fit.apart(tokens) + shortest)
 
-    def cpu_seconds(self, node: NodeCost, tokens: ArrayLike) -> Floats:
-        """CPU seconds of one call alone. Arrays broadcast: [...] in, [...] out."""
-        return self._fit(node).work(tokens)
-
     def throttle(self, node: NodeCost, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Throttle:
         """The token bucket of a replica. Raises ProfileError for a GPU share."""
         share = self._share(cpu_cores, gpu_share)

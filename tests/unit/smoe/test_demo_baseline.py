@@ -1,0 +1,45 @@
+"""What `smoe run` compares with: the same replay where nothing is scaled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from gateway.client.client import GatewayClient
+from smoe.commands import demo
+from smoe.scaled_replay import ScaledReplay
+from traces.model import Trace
+
+RUNS: list[ScaledReplay] = []
+
+
+@dataclass(frozen=True)
+class Recorded(ScaledReplay):
+    """Writes down that it was run, and leaves what a run leaves."""
+
+    def run(self, client: GatewayClient, console: Console) -> Any:
+        RUNS.append(self)
+        self.out.mkdir(parents=True)
+        (self.out / "requests.csv").write_text("")
+
+
+def test_the_baseline_replays_the_same_requests_under_static_into_a_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    RUNS.clear()
+    monkeypatch.setattr(demo, "summary_of", lambda log, requests, slo_s, since_s: [log, requests.exists(), slo_s])
+    trace = Trace(arrival_s=np.array([0.0, 1.0]), duration_s=2.0, source="two", sha256="")
+    scaled = Recorded(
+        "minilm", tmp_path, tmp_path, tmp_path / "out", trace, ["a"], 0.3, "hpa", {"cpu_target": 0.5}, 5.0, 4, 7
+    )
+    summary = demo._baseline(scaled, None, Console(file=StringIO()))  # type: ignore[arg-type]
+    (run,) = RUNS
+    assert (run.policy, run.policy_settings, run.out) == ("static", {}, tmp_path / "out" / "baseline")
+    assert (run.trace, run.texts, run.seed, run.slo_s) == (trace, ["a"], 7, 0.3)
+    assert summary == [tmp_path / "out" / "baseline" / "log", True, 0.3]
