@@ -72,7 +72,7 @@ def routing_of(workload: Workload, folder: Path | None, phase_s: float) -> Routi
     return logged_routing(read_choices(path), [len(workload.topology.experts(at)) for at in layers], phase_s=phase_s)
 
 
-def windows_of(workload: Workload, simulation: Simulation, window_s: float, until_s: float) -> Iterator[Window]:
+def windows_of(simulation: Simulation, window_s: float, until_s: float) -> Iterator[Window]:
     """Windows of the episode in which something was answered."""
     while simulation.now_s + window_s <= until_s + 1e-9:
         window = simulation.advance(simulation.now_s + window_s)
@@ -170,7 +170,7 @@ def main(
     simulation = Simulation(workload, requests, workload.initial(FIXED), seed=seed)
     experts: list[dict[str, Any]] = []
     layers: list[dict[str, Any]] = []
-    for window in windows_of(workload, simulation, window_s, hour.seconds):
+    for window in windows_of(simulation, window_s, hour.seconds):
         more_experts, more_layers = rows_of(workload, window, round(window.start_s / window_s))
         experts += more_experts
         layers += more_layers

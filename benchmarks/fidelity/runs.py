@@ -269,7 +269,7 @@ def measure(bench: Bench, cell: Cell, texts: Sequence[str], counts: np.ndarray, 
         outcome(np.array(answered), counted, len(records) - len(answered)),
         answered,
         cores,
-        _ingress_cpu_ms(topology, counted),
+        _ingress_cpu_ms(counted),
         singles.front_s,
         others_cores,
         singles,
@@ -317,7 +317,7 @@ def _node_means_ms(observations: Sequence[Observation]) -> dict[str, float]:
     return {node: 1000 * seconds[node] / calls[node] for node in calls}
 
 
-def _ingress_cpu_ms(topology: Topology, reports: Sequence[TickReport]) -> float | None:
+def _ingress_cpu_ms(reports: Sequence[TickReport]) -> float | None:
     requests = sum(report.observation.requests or 0 for report in reports)
     seconds = 0.0
     for report in reports:

@@ -90,23 +90,12 @@ class Dispatcher(Slots):
                     slot.opening.answered(self._loop.time())
                     slot.opening = None
                 return reply
-            if reply.status == 429:  # not begun, so it counts as no attempt
-                record.repeats.append("busy")
-                last = "its replicas were busy"
-                continue
-            if reply.status == 504:
-                raise DeadlineError(f"{name}: {_sentence(reply)}")
-            if reply.status >= 500 and PLATFORM_FAILED in reply.headers:
+            reason, last = _why_again(name, reply)
+            record.repeats.append(reason)
+            if reason == "status":
                 failures += 1
-                last = f"it answered {reply.status}: {_sentence(reply)}"
-                record.repeats.append("status")
                 if not slot.replica.balanced:  # behind a balanced address the next call may reach another replica
                     avoid.add(slot.replica.id)
-                continue
-            # An error of the function itself. It is pure, so another replica would give the same one.
-            if reply.status < 500:
-                raise NodeRefusedError(f"{name} answered {reply.status}: {_sentence(reply)}", reply.status)
-            raise NodeFailedError(f"{name} answered {reply.status}: {_sentence(reply)}")
         raise NodeFailedError(f"{name} failed {failures} times; the last time {last}")
 
     async def send(
@@ -200,6 +189,20 @@ def _post(
         f"{TIMEOUT_MS}: {left_s * 1000:.1f}\r\n\r\n"
     )
     return slot.pool.call(head.encode("latin-1", "replace"), chunks, left_s)
+
+
+def _why_again(name: str, reply: RawReply) -> tuple[str, str]:
+    """Why a call with this reply, which is not 200, is repeated: in a word and in words. Raises where it is final."""
+    if reply.status == 429:  # not begun, so it counts as no attempt
+        return "busy", "its replicas were busy"
+    if reply.status == 504:
+        raise DeadlineError(f"{name}: {_sentence(reply)}")
+    if reply.status >= 500 and PLATFORM_FAILED in reply.headers:
+        return "status", f"it answered {reply.status}: {_sentence(reply)}"
+    # An error of the function itself. It is pure, so another replica would give the same one.
+    if reply.status < 500:
+        raise NodeRefusedError(f"{name} answered {reply.status}: {_sentence(reply)}", reply.status)
+    raise NodeFailedError(f"{name} answered {reply.status}: {_sentence(reply)}")
 
 
 def _sentence(reply: RawReply) -> str:

@@ -36,7 +36,7 @@ def test_the_bottleneck_is_the_layer_whose_experts_are_five_times_as_slow(slow: 
     requests = draw_requests(slowed, synthetic(60, 12.0, 1.0, 3).arrival_s, seed=0)
     simulation = Simulation(slowed, requests, slowed.initial(FIXED), seed=0)
     experts, layers = list[dict[str, Any]](), list[dict[str, Any]]()
-    for number, window in enumerate(windows_of(slowed, simulation, 4.0, 12.0)):
+    for number, window in enumerate(windows_of(simulation, 4.0, 12.0)):
         rows = rows_of(slowed, window, number)
         experts, layers = experts + rows[0], layers + rows[1]
     assert [max(layers[2 * n : 2 * n + 2], key=lambda row: row["p95_ms"])["layer"] for n in range(3)] == [slow] * 3
