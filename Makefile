@@ -7,7 +7,7 @@ export OMP_NUM_THREADS := 1
 # Without compiled files every process of every test compiles the tree anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test test-fast test-cluster test-clients lint format type imports bench dist notebooks docs clean
+.PHONY: help setup run test test-fast test-cluster test-clients lint format type imports bench dist image notebooks docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -73,6 +73,10 @@ dist: setup  ## the wheel and the source distribution in dist/; the wheel is bui
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation --outdir dist . >/dev/null
 	@ls -l dist
+
+image:  ## the functions' image and its SBOM in dist/, without a registry (root, Debian): make image WATCHDOG=FILE
+	@test -n "$(WATCHDOG)" || { echo "say WATCHDOG=FILE: which of-watchdog goes into it"; exit 1; }
+	deploy/image.sh $(WATCHDOG) dist
 
 notebooks: setup  ## run all notebooks again from the stored results (about a minute)
 	$(BIN)/python -m notebooks.execute

@@ -6,18 +6,32 @@
 # times smaller; --build-arg POLICIES=no leaves it out, and `--policy smoe`, `faasconf` and `last-window` with it.
 
 ARG PYTHON_VERSION=3.11
+# As in function.Dockerfile: packages without pip, headers, test suites and symbol tables.
+FROM python:${PYTHON_VERSION}-slim AS packages
+RUN apt-get update -q && apt-get install -y -q --no-install-recommends binutils
+COPY deploy/control-requirements.txt deploy/policy-requirements.txt ./
+ARG PIP_OPTIONS=""
+ARG POLICIES=yes
+# What is in it is listed in /opt/venv/sbom.json (CycloneDX); Debian's packages are in /var/lib/dpkg/status.
+RUN python -m venv /opt/venv \
+    && /opt/venv/bin/pip install --no-cache-dir ${PIP_OPTIONS} -r control-requirements.txt \
+        $(test "${POLICIES}" != yes || echo -r policy-requirements.txt) \
+    && /opt/venv/bin/pip uninstall -y -q setuptools pip \
+    && python -m venv /opt/sbom && /opt/sbom/bin/pip install --no-cache-dir -q 'cyclonedx-bom>=7' \
+    && /opt/sbom/bin/cyclonedx-py environment --output-reproducible -o /opt/venv/sbom.json /opt/venv/bin/python \
+    && cd "$(/opt/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+    && rm -rf torch/include torch/share torch/test torch/bin/test_* torch/bin/*Test torch/bin/protoc* \
+    && find . -type d -name tests -prune -exec rm -rf {} + \
+    && { test ! -d torch || find torch/lib llvmlite -name '*.so' -exec strip --strip-unneeded {} +; } \
+    && { test ! -d torch || /opt/venv/bin/python -c 'import numba, scipy.optimize, sklearn.cluster, torch'; } \
+    && /opt/venv/bin/python -c 'import aiohttp, kubernetes, numpy, prometheus_api_client, pyarrow.parquet, pydantic, uvicorn'
+
 FROM python:${PYTHON_VERSION}-slim
+COPY --from=packages /opt/venv /opt/venv
+ENV PATH=/opt/venv/bin:$PATH
 
 RUN useradd --system --uid 12000 --create-home --home-dir /home/app app
 WORKDIR /home/app
-
-COPY deploy/control-requirements.txt ./requirements.txt
-ARG PIP_OPTIONS=""
-RUN pip install --no-cache-dir ${PIP_OPTIONS} -r requirements.txt
-
-COPY deploy/policy-requirements.txt ./policy-requirements.txt
-ARG POLICIES=yes
-RUN if [ "${POLICIES}" = yes ]; then pip install --no-cache-dir ${PIP_OPTIONS} -r policy-requirements.txt; fi
 
 COPY moe ./moe
 COPY platform_words ./platform_words
@@ -31,7 +45,9 @@ COPY evaluation ./evaluation
 COPY rl ./rl
 
 USER app
-ENV PYTHONUNBUFFERED=1 \
+# Numba keeps what it compiled; the root file system may be read-only, /tmp never is.
+ENV NUMBA_CACHE_DIR=/tmp/numba \
+    PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1
 
 EXPOSE 8080 8082

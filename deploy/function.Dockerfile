@@ -19,18 +19,32 @@ ARG PYTHON_VERSION=3.11
 
 FROM ${WATCHDOG_IMAGE} AS watchdog
 
-FROM python:${PYTHON_VERSION}-slim
-COPY --from=watchdog /fwatchdog /usr/bin/fwatchdog
-
-RUN useradd --system --uid 12000 --create-home --home-dir /home/app app
-WORKDIR /home/app
-
+# Packages are installed in a stage of their own, which leaves behind what no function needs: pip, headers, test programs
+# and test suites of the packages, symbol tables (a third of the image together).
+FROM python:${PYTHON_VERSION}-slim AS packages
+RUN apt-get update -q && apt-get install -y -q --no-install-recommends binutils
 COPY deploy/function-requirements.txt ./requirements.txt
 ARG PIP_OPTIONS=""
 ARG STORE_PACKAGES=""
-RUN pip install --no-cache-dir ${PIP_OPTIONS} -r requirements.txt ${STORE_PACKAGES} \
-    && cd "$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
-    && rm -rf torch/include torch/share torch/test
+# What is in it is listed in /opt/venv/sbom.json (CycloneDX); Debian's packages are in /var/lib/dpkg/status.
+RUN python -m venv /opt/venv \
+    && /opt/venv/bin/pip install --no-cache-dir ${PIP_OPTIONS} -r requirements.txt ${STORE_PACKAGES} \
+    && /opt/venv/bin/pip uninstall -y -q setuptools pip \
+    && python -m venv /opt/sbom && /opt/sbom/bin/pip install --no-cache-dir -q 'cyclonedx-bom>=7' \
+    && /opt/sbom/bin/cyclonedx-py environment --output-reproducible -o /opt/venv/sbom.json /opt/venv/bin/python \
+    && cd "$(/opt/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+    && rm -rf torch/include torch/share torch/test torch/bin/test_* torch/bin/*Test torch/bin/protoc* \
+    && find sympy numba numpy networkx -type d -name tests -prune -exec rm -rf {} + \
+    && find torch/lib llvmlite -name '*.so' -exec strip --strip-unneeded {} + \
+    && /opt/venv/bin/python -c 'import flask, networkx, numba, numpy, orjson, safetensors, sympy, tokenizers, torch, torch.export'
+
+FROM python:${PYTHON_VERSION}-slim
+COPY --from=watchdog /fwatchdog /usr/bin/fwatchdog
+COPY --from=packages /opt/venv /opt/venv
+ENV PATH=/opt/venv/bin:$PATH
+
+RUN useradd --system --uid 12000 --create-home --home-dir /home/app app
+WORKDIR /home/app
 
 COPY moe ./moe
 COPY functions ./functions
@@ -39,7 +53,9 @@ ARG PIPELINES=deploy/pipelines
 COPY ${PIPELINES} /var/smoe/pipelines
 
 USER app
-ENV PYTHONUNBUFFERED=1 \
+# Numba keeps what it compiled; the root file system may be read-only, /tmp never is.
+ENV NUMBA_CACHE_DIR=/tmp/numba \
+    PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     OMP_NUM_THREADS=1 \
     MALLOC_ARENA_MAX=2 \

@@ -32,6 +32,9 @@ from smoe import __version__
 MIB = 1024 * 1024
 GPU_PROFILE = "smoe-gpu"
 IMAGE = f"smoe/function:{__version__}"
+REQUEST_MILLICORES = 25
+"""Below every limit (0.05 of a core at least), so that no live change meets Kubernetes' rule that a pod keeps its class
+of service."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +194,7 @@ def _base(
         },
         "annotations": {RETRY_ATTEMPTS: "3", READS_LIVE_SETTINGS: "true"},
         "limits": resources,
-        "requests": {"memory": f"{memory_mib}Mi", "cpu": "50m"},
+        "requests": {"memory": f"{memory_mib}Mi", "cpu": f"{REQUEST_MILLICORES}m"},
     }
 
 

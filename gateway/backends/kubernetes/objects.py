@@ -48,8 +48,18 @@ _RESERVED = (
     "OPENFAAS_NAMESPACE",
     MACHINE_VARIABLE,
 )
-_PROBES = {"livenessProbe": "com.openfaas.health.http", "readinessProbe": "com.openfaas.ready.http"}
-_PROBE_DEFAULTS = {"initialDelaySeconds": 2, "periodSeconds": 2, "timeoutSeconds": 1, "failureThreshold": 3}
+_PROBES: dict[str, tuple[str, dict[str, int]]] = {
+    "livenessProbe": (
+        "com.openfaas.health.http",
+        {"initialDelaySeconds": 2, "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6},
+    ),
+    "readinessProbe": (
+        "com.openfaas.ready.http",
+        {"initialDelaySeconds": 2, "periodSeconds": 2, "timeoutSeconds": 5, "failureThreshold": 3},
+    ),
+}
+"""Probe, the prefix of its annotations, its times. OpenFaaS's own 1 s and 6 s until a restart are too short for
+functions of a few hundredths of a core: under load their answers are late, and restarts of all of them followed."""
 
 
 def check(spec: FunctionSpec) -> None:
@@ -343,11 +353,11 @@ def _volumes(
 def _probes(spec: FunctionSpec) -> dict[str, Object]:
     """OpenFaaS's probes, with its annotations for path and times. Raises InvalidSpecError."""
     probes: dict[str, Object] = {}
-    for name, prefix in _PROBES.items():
+    for name, (prefix, times) in _PROBES.items():
         probe: dict[str, Any] = {
             "httpGet": {"path": spec.annotations.get(f"{prefix}.path", "/_/health"), "port": "http"}
         }
-        for key, default in _PROBE_DEFAULTS.items():
+        for key, default in times.items():
             text = spec.annotations.get(f"{prefix}.{key}", str(default))
             try:
                 probe[key] = round(parse_duration(text))

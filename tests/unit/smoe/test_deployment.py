@@ -56,6 +56,13 @@ def test_a_replica_that_shares_no_libraries_gets_memory_for_its_own(manifest: Ma
         assert 0.9 * int(deployment["limits"]["memory"].removesuffix("Mi")) > working_set[kind]
 
 
+def test_no_limit_equals_a_request_so_that_pods_keep_their_class_of_service(manifest: Manifest) -> None:
+    """Kubernetes refuses to resize a pod into or out of the class Guaranteed: the change would be a roll-out."""
+    for deployment in function_deployments(manifest, DeploymentSettings(cpu_cores=0.05, ingress_cpu_cores=0.05)):
+        cpu, least = (int(deployment[kind]["cpu"].removesuffix("m")) for kind in ("limits", "requests"))
+        assert 0 < least < cpu == 50
+
+
 def test_the_committed_stack_file_is_current(manifest: Manifest) -> None:
     assert (ROOT / "stack.yml").read_text() == render_stack(manifest, DeploymentSettings(runtime=CONTAINER))
 

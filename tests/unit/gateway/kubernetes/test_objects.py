@@ -40,11 +40,20 @@ def test_names_labels_probes_and_mounts_are_those_of_openfaas() -> None:
     assert container(made)["ports"] == [{"name": "http", "containerPort": 8080, "protocol": "TCP"}]
     for probe in ("livenessProbe", "readinessProbe"):
         assert container(made)[probe]["httpGet"] == {"path": "/_/health", "port": "http"}
-        assert container(made)[probe]["periodSeconds"] == 2 and container(made)[probe]["failureThreshold"] == 3
     mounts = {mount["mountPath"] for mount in container(made)["volumeMounts"]}
     assert {"/var/openfaas/secrets", "/tmp"} <= mounts
     assert made["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
     assert "replicas" not in made["spec"]
+
+
+def test_a_function_that_answers_late_for_half_a_minute_is_not_restarted() -> None:
+    """At 0.05 of a core the answer to a probe waits behind calls: OpenFaaS's 1 s, three times, ended busy functions."""
+    made = container(deployment(spec("f")))
+    alive, ready = made["livenessProbe"], made["readinessProbe"]
+    assert alive["timeoutSeconds"] >= 5 and alive["periodSeconds"] * (alive["failureThreshold"] - 1) >= 30
+    assert ready["timeoutSeconds"] >= 5 and ready["periodSeconds"] == 2
+    patient = container(deployment(spec("f", annotations={"com.openfaas.health.http.timeoutSeconds": "9s"})))
+    assert patient["livenessProbe"]["timeoutSeconds"] == 9
 
 
 def test_the_service_points_at_the_functions_pods_and_goes_with_the_deployment() -> None:

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# The functions' image from function.Dockerfile, without a registry of images and without a container engine:
+#
+#   deploy/image.sh FWATCHDOG [OUT]
+#
+# FWATCHDOG is of-watchdog, a given program; OUT (dist/) gets function.tar.gz for `docker load` or `ctr images import`,
+# and its bill of materials. Needs root and Debian's buildah and debootstrap: the base image is made of Debian's
+# packages. PIPELINE names a folder to bake in, WHEELS one with a CPU-only wheel of torch, STORE one where images are
+# kept afterwards (tests/contract/gateway/conformance/image.sh runs them from there).
+set -euo pipefail
+[ $# -ge 1 ] && [ -x "$1" ] || { echo "say which of-watchdog: deploy/image.sh FWATCHDOG [OUT]" >&2; exit 2; }
+[ "$(id -u)" = 0 ] || { echo "only root can make the base image's file system" >&2; exit 2; }
+for program in buildah debootstrap; do
+  command -v "$program" >/dev/null || { echo "$program is missing: apt-get install $program" >&2; exit 2; }
+done
+root=$(realpath "$(dirname "$0")/..")
+watchdog=$(realpath "$1") out=$(realpath -m "${2:-$root/dist}") wheels=$(realpath -m "${WHEELS:-/opt/wheels}")
+work=$(mktemp -d)
+store=${STORE:-$work/store}
+export BUILDAH_ISOLATION=chroot
+storage=(--storage-driver vfs --root "$store/images" --runroot "$store/run")
+finish() {
+  buildah "${storage[@]}" rm --all >/dev/null || true
+  rm -rf --one-file-system "$work"
+}
+trap finish EXIT
+mkdir -p "$out" "$store"
+
+debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates bookworm "$work/base" >"$work/base.log" \
+  || { tail "$work/base.log" >&2; exit 1; }
+ln -sf python3 "$work/base/usr/bin/python"
+rm -rf --one-file-system "$work"/base/var/lib/apt/lists/* "$work"/base/var/cache/apt/* "$work"/base/usr/share/{doc,man,locale}/*
+empty() { buildah "${storage[@]}" from scratch; }
+base=$(empty) && buildah "${storage[@]}" add -q "$base" "$work/base" / >/dev/null
+buildah "${storage[@]}" commit -q --rm "$base" docker.io/library/python:3.11-slim >/dev/null
+holder=$(empty) && buildah "${storage[@]}" copy -q "$holder" "$watchdog" /fwatchdog >/dev/null
+buildah "${storage[@]}" commit -q --rm "$holder" ghcr.io/openfaas/of-watchdog:0.11.6 >/dev/null
+rm -rf "$work/base"
+
+mkdir "$work/tree"
+tar -C "$root" -c deploy moe functions platform_words | tar -x -C "$work/tree"
+[ -z "${PIPELINE:-}" ] || cp -r "$PIPELINE" "$work/tree/deploy/pipelines/$(basename "$PIPELINE")"
+options=(--pull-never --network host --format docker -v /etc/ssl/certs/ca-certificates.crt:/etc/ssl/certs/ca-certificates.crt:ro)
+[ ! -d "$wheels" ] || options+=(-v "$wheels:/wheels:ro" --build-arg PIP_OPTIONS="--find-links /wheels")
+buildah "${storage[@]}" bud "${options[@]}" -f "$work/tree/deploy/function.Dockerfile" -t docker.io/smoe/function:0.1.0 "$work/tree"
+buildah "${storage[@]}" push -q docker.io/smoe/function:0.1.0 "docker-archive:$work/function.tar:docker.io/smoe/function:0.1.0"
+gzip -c "$work/function.tar" >"$out/function.tar.gz"
+made=$(buildah "${storage[@]}" from --pull-never docker.io/smoe/function:0.1.0)
+cp "$(buildah "${storage[@]}" mount "$made")/opt/venv/sbom.json" "$out/function.sbom.json"
+du -m "$out/function.tar.gz" "$out/function.sbom.json"
