@@ -110,7 +110,7 @@ class Generator:
             "waiting": len(self.waiting.texts) + len(self.waiting.parked),
             "joining": len(self._joining),
             "instances": [
-                run.document() | roles.get(run, {"instance": number, "role": "both"})
+                _texts_and_pages(run) | roles.get(run, {"instance": number, "role": "both"})
                 for number, run in enumerate(self.runs)
             ],
             "flips": 0 if phases is None else phases.scheduler.flips,
@@ -251,3 +251,15 @@ class Generator:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _texts_and_pages(run: InstanceRun) -> dict[str, object]:
+    """What an instance has to do, for the live view."""
+    return {
+        "running": len(run.texts),
+        "queue": len(run.queue),
+        "arriving": len(run.migrations.texts),
+        "pages_used": run.pages,
+        "pages_kept": run.prefixes.pages,
+        "pages": run.instance.pages,
+    }

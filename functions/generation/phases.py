@@ -52,7 +52,7 @@ class _Dispatched:
 
 @dataclass
 class Phases:
-    """Dispatches texts and hears of their tokens (:class:`functions.generation.run.Monitor`)."""
+    """Dispatches texts and hears of their tokens."""
 
     scheduler: Scheduler
     update_s: float

@@ -19,7 +19,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -39,6 +39,9 @@ from functions.wire.errors import (
     KvLostError,
     NodeRefusedError,
 )
+
+if TYPE_CHECKING:
+    from functions.generation.phases import Phases
 
 log = logging.getLogger(__name__)
 
@@ -61,19 +64,6 @@ class Waiting:
     parked: list[Text] = field(default_factory=list)
 
 
-class Monitor(Protocol):
-    """Hears of all that runs, and knows who decodes (:class:`functions.generation.phases.Phases`)."""
-
-    def token(self, run: InstanceRun, text: Text, now_s: float, since_s: float) -> InstanceRun:
-        """A text's token was chosen, computed since ``since_s``, and it goes on: where."""
-
-    def left(self, text: Text) -> None:
-        """A text has ended, or begins again."""
-
-    def lost(self, run: InstanceRun) -> None:
-        """A run has ended."""
-
-
 class InstanceRun:
     """Runs iterations on an instance until it is no longer whole."""
 
@@ -85,7 +75,7 @@ class InstanceRun:
         timeout_s: float,
         computed: Callable[[int], object],
         place: Callable[[], object],
-        monitor: Monitor | None = None,
+        monitor: Phases | None = None,
     ) -> None:
         """``timeout_s``: time for each next token of a text; ``computed`` hears how many tokens each iteration had;
         ``place`` lets waiting texts in, before each."""
@@ -124,17 +114,6 @@ class InstanceRun:
     @property
     def _free_pages(self) -> int:
         return self.instance.pages - self.pages - self.prefixes.pages
-
-    def document(self) -> dict[str, object]:
-        """What it has to do, for the live view."""
-        return {
-            "running": len(self.texts),
-            "queue": len(self.queue),
-            "arriving": len(self.migrations.texts),
-            "pages_used": self.pages,
-            "pages_kept": self.prefixes.pages,
-            "pages": self.instance.pages,
-        }
 
     def wake(self) -> None:
         """A text was given up, or the table of replicas has changed."""
@@ -240,8 +219,13 @@ class InstanceRun:
         self.texts.remove(text)
         arrival = Arrival(text, self, now_s)
         self.leaving.append(arrival.left)
-        to.migrations.queue.append(arrival)
-        to.wake()
+        to.take_over(arrival)
+
+    def take_over(self, arrival: Arrival) -> None:
+        """Go on with another instance's text when its turn has come and there is room."""
+        self.migrations.queue.append(arrival)
+        self.migrations.begin(self.fits)
+        self._wake.set()
 
     def sent(self, left: Text) -> None:
         """The pages of a text that went are not wanted for it any more; they stay for texts that begin like it."""
@@ -254,6 +238,7 @@ class InstanceRun:
         """Another instance's text is here."""
         text.longest = min(text.longest, self.instance.pages * self.instance.page_tokens)
         self.texts.append(text)
+        self.migrations.begin(self.fits)
         self._wake.set()
 
     def _begin_again(self, text: Text) -> None:

@@ -98,4 +98,6 @@ def flip_cost(instance: Instance) -> Cost:
 
 def _cheapest(pool: list[Instance], cost: Callable[[Instance], Cost], limit: float) -> Instance | None:
     """The least-cost instance whose cost's second part is at most ``limit``."""
-    return min((one for one in pool if cost(one)[1] <= limit), key=cost, default=None)
+    costs = ((one, cost(one)) for one in pool)
+    kept = min(((one, priced) for one, priced in costs if priced[1] <= limit), key=lambda pair: pair[1], default=None)
+    return None if kept is None else kept[0]

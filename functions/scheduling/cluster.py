@@ -48,13 +48,26 @@ class Instance:
     """Sum of the token intervals since the last update."""
     intervals: int = 0
 
-    @property
-    def prefill_tokens(self) -> int:
-        return sum(tokens for tokens, _ in self.prefills.values())
+    prefill_tokens: int = field(init=False)
+    prefill_s: float = field(init=False)
+    """Sums over ``prefills``."""
 
-    @property
-    def prefill_s(self) -> float:
-        return sum(seconds for _, seconds in self.prefills.values())
+    def __post_init__(self) -> None:
+        self.prefill_tokens = sum(tokens for tokens, _ in self.prefills.values())
+        self.prefill_s = sum(seconds for _, seconds in self.prefills.values())
+
+    def begin_prefill(self, request: int, tokens: int) -> None:
+        seconds = self.profile.prefill.seconds(tokens)
+        self.prefills[request] = (tokens, seconds)
+        self.prefill_tokens += tokens
+        self.prefill_s += seconds
+
+    def end_prefill(self, request: int) -> int:
+        """The request's tokens."""
+        tokens, seconds = self.prefills.pop(request)
+        self.prefill_tokens -= tokens
+        self.prefill_s = self.prefill_s - seconds if self.prefills else 0.0  # what rounding leaves ends with them
+        return tokens
 
 
 class Scheduler(ABC):
@@ -113,14 +126,14 @@ class Scheduler(ABC):
         if len(self._prefilling) + len(self._decoding) >= MAX_REQUESTS:
             raise SchedulingError(f"{MAX_REQUESTS} requests are in flight, no more are taken")
         instance = self.choose_prefill(tokens, now_s)
-        instance.prefills[request] = (tokens, instance.profile.prefill.seconds(tokens))
+        instance.begin_prefill(request, tokens)
         self._prefilling[request] = instance.name
         return instance.name
 
     def decode(self, request: int, now_s: float) -> int:
         """The prefill of a request has ended; dispatch its decode; the instance's name."""
         source = self.instances[self._held(self._prefilling, request, "is prefilled nowhere")]
-        tokens, _ = source.prefills.pop(request)
+        tokens = source.end_prefill(request)
         del self._prefilling[request]
         instance = self.choose_decode(tokens, source, now_s)
         instance.decodes[request] = tokens
@@ -143,7 +156,7 @@ class Scheduler(ABC):
 
     def abandon(self, request: int) -> None:
         """A request's client left before the prefill ended."""
-        self.instances[self._held(self._prefilling, request, "is prefilled nowhere")].prefills.pop(request)
+        self.instances[self._held(self._prefilling, request, "is prefilled nowhere")].end_prefill(request)
         del self._prefilling[request]
 
     def lose(self, instance: int) -> list[int]:

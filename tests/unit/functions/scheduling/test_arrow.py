@@ -116,7 +116,7 @@ def test_a_flip_to_prefill_needs_no_cooldown_but_starts_one() -> None:
 def test_the_monitoring_loop_flips_to_decode(prefill_s: float, intervals: float, flipped: bool) -> None:
     scheduler = arrow()
     for one in (0, 1):
-        scheduler.instances[one].prefills[one] = (1, prefill_s)
+        scheduler.instances[one].begin_prefill(one, round(prefill_s * 1000))
     for one in (2, 3):
         scheduler.generated(one, 10, intervals)
     scheduler.update(1.0)
@@ -149,7 +149,8 @@ def in_state(states: list[tuple[Role, list[int], list[int]]], **changes: float) 
     for one, (role, prefills, decodes) in zip(scheduler.instances.values(), states, strict=True):
         one.role = role
         for tokens in prefills:
-            one.prefills[request], request = (tokens, tokens * 1e-3), request + 1
+            one.begin_prefill(request, tokens)
+            request += 1
         for tokens in decodes:
             one.decodes[request], request = tokens, request + 1
         one.decode_tokens = sum(decodes)
