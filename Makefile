@@ -59,8 +59,8 @@ CLIENTS := $(VENV)/clients
 $(CLIENTS)/.installed: $(STAMP)
 	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(CLIENTS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/main.pth"
-	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check 'langchain-openai>=1.7' 'litellm>=1.110' 'lm-eval[api]>=0.4.13'
-	if command -v npm >/dev/null; then npm install --silent --prefix $(CLIENTS) openai ai @ai-sdk/openai-compatible; fi
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check langchain-openai==1.7.4 litellm==1.110.2 'lm-eval[api]==0.4.13'
+	if command -v npm >/dev/null; then npm install --silent --prefix $(CLIENTS) openai@6.49.0 ai@6.0.326 @ai-sdk/openai-compatible@2.0.92; fi
 	@touch $@
 
 test-clients: $(CLIENTS)/.installed  ## clients of the /v1 API that people own, and lm-eval: installed, then run
