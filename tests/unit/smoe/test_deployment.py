@@ -12,7 +12,7 @@ import yaml
 from functions.scheduling.settings import Targets
 from functions.serving.settings import schedule_settings
 from moe.manifest import Manifest, load
-from platform_words.labels import SCALE_MIN
+from platform_words.labels import NODES_LABEL, SCALE_MIN
 from platform_words.memory import CONTAINER, FORKED
 from smoe.commands.options import Tenths
 from smoe.commands.service import check_schedule, deploy
@@ -39,6 +39,20 @@ def test_grouping_fits_the_community_edition_and_loses_no_node(manifest: Manifes
     hosted = [node for deployment in deployments[1:] for node in deployment["envVars"]["smoe_nodes"].split(",")]
     assert sorted(hosted) == sorted(node.id for node in manifest.nodes)
     assert all(len(deployment["labels"]["smoe.nodes"]) <= 63 for deployment in deployments)
+
+
+def test_a_function_of_many_nodes_counts_those_that_its_label_has_no_room_for(manifest: Manifest) -> None:
+    shortened = 0
+    for deployment in function_deployments(manifest, DeploymentSettings(max_functions=4))[1:]:
+        label = deployment["labels"][NODES_LABEL]
+        assert len(label) <= 63
+        if "_and_" in label:
+            shortened += 1
+            first, _, more = label.removesuffix("_more").partition("_and_")
+            hosted = deployment["annotations"][NODES_LABEL].split(",")
+            assert hosted == deployment["envVars"]["smoe_nodes"].split(",")
+            assert first == hosted[0] and int(more) + 1 == len(hosted)
+    assert shortened
 
 
 def test_memory_limit_is_the_smallest_space_point_that_satisfies_eq_2(manifest: Manifest) -> None:

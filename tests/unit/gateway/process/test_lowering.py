@@ -1,0 +1,68 @@
+"""When a standby's CPU limit goes down: at once where it never served, else when its calls have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gateway.backends.process import standing_by
+from gateway.backends.process.quantities import Limits
+from gateway.backends.process.standing_by import StandingBy
+
+FLOOR_CORES = 0.05
+
+
+@dataclass
+class Record:
+    state: str
+    turn: int = 0
+    id: str = "a"
+    slot: str = "a"
+    low: bool = False
+
+
+@dataclass
+class Launcher:
+    """Limits that were set, and the CPU seconds that a replica has used whenever somebody looks."""
+
+    cpu_s: list[float]
+    limits: list[float | None] = field(default_factory=list)
+    looks: int = 0
+
+    def limit_cpu(self, slot: str, cores: float | None) -> None:
+        self.limits.append(cores)
+
+    def measure(self, slot: str) -> Any:
+        self.looks += 1
+        return SimpleNamespace(cpu_seconds_total=self.cpu_s.pop(0) if len(self.cpu_s) > 1 else self.cpu_s[0])
+
+
+async def lowered(record: Record, launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Close the replica to calls, and run what lowers its limit to its end."""
+    monkeypatch.setattr(standing_by, "IDLE_LOOK_S", 0.0)
+    settings = SimpleNamespace(settle_s=0.0, standby_floor_cores=FLOOR_CORES)
+    spawned: list[Coroutine[Any, Any, None]] = []
+    standby = StandingBy(settings, launcher, spawned.append)  # type: ignore[arg-type]
+    assert standby.assign([record], (), Limits(cpu_cores=1.0), 60.0)  # type: ignore[list-item]
+    (lowering,) = spawned
+    await lowering
+
+
+async def test_one_that_served_keeps_its_limit_while_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = Launcher([0.0, 0.5, 0.5, 0.9, 0.9])
+    record = Record("ready", turn=3)
+    await lowered(record, launcher, monkeypatch)
+    assert launcher.looks == 6, "busy in two looks, idle in the third"
+    assert (record.state, record.low, launcher.limits) == ("standby", True, [FLOOR_CORES])
+
+
+async def test_one_that_has_just_started_gets_a_standbys_limit_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = Launcher([0.0, 0.5])
+    record = Record("standby")
+    await lowered(record, launcher, monkeypatch)
+    assert launcher.looks == 0
+    assert (record.state, record.low, launcher.limits) == ("standby", True, [FLOOR_CORES])
