@@ -7,7 +7,8 @@ and arrivals are those of the traces, their times scaled to reach a rate.
 Greatest rate at which 90 % of requests keep TTFT and TPOT (targets of the paper's Table 1, 8B), by trace and scheduler:
 Arrow and round robin begin with half the instances for prefill; minimal load with every static split, the best of which
 is chosen with hindsight; colocated instances with chunked prefill, the best of several chunks, as a whole 2,048 tokens
-break TPOT. The rate is found by bisection to 3 %, which assumes
+break TPOT. Further opponents (benchmarks.arrow.rules): xllm's rule, convertible decoders with every split, and Arrow
+that knows the lengths of answers. The rate is found by bisection to 3 %, which assumes
 that attainment falls with the rate. Without public traces the synthetic samples are used. Seeds: nothing is random. The
 last line is one JSON object.
 """
@@ -21,6 +22,7 @@ from typing import Any
 
 import click
 
+from benchmarks.arrow.rules import ConvertibleDecoders, OracleArrow, XllmRule
 from benchmarks.harness.options import benchmark, data_option
 from benchmarks.harness.report import print_result, print_table
 from functions.scheduling.arrow import Arrow
@@ -41,19 +43,25 @@ CHUNKS = (256, 512, 1024)
 Maker = Callable[[Targets], Scheduler]
 
 
-def makers(instances: int, hardware: Hardware) -> dict[str, Maker]:
-    """Schedulers by name; ``minimal load P+D`` are the static splits."""
+def makers(instances: int, hardware: Hardware, outputs: list[int] | None = None) -> dict[str, Maker]:
+    """Schedulers by name; ``minimal load P+D`` are the static splits. ``outputs``: tokens of each request's answer."""
     profiles = dict.fromkeys(range(instances), hardware.profile())
     half = instances // 2
 
     def split(prefill: int) -> Maker:
         return lambda targets: MinimalLoad(profiles, targets, prefill)
 
+    def convertible(prefill: int) -> Maker:
+        return lambda targets: ConvertibleDecoders(profiles, targets, prefill)
+
     return {
         "arrow": lambda targets: Arrow(profiles, targets, half),
+        "arrow, lengths known": lambda targets: OracleArrow(profiles, targets, half, outputs or []),
+        "xllm rule": lambda targets: XllmRule(profiles, targets, half),
         "colocated": lambda targets: Colocated(profiles, targets, half),
         "round robin": lambda targets: RoundRobin(profiles, targets, half),
         **{f"minimal load {n}+{instances - n}": split(n) for n in range(1, instances)},
+        **{f"convertible {n}+{instances - n}": convertible(n) for n in range(1, instances)},
     }
 
 
@@ -95,7 +103,7 @@ def compare(name: str, requests: list[Request], targets: Targets, instances: int
     own_rps = len(requests) / requests[-1].arrival_s
     rates: dict[str, float] = {}
     arrow: Outcome | None = None
-    for scheduler, make in makers(instances, hardware).items():
+    for scheduler, make in makers(instances, hardware, [one.output for one in requests]).items():
         factor, outcome = greatest(requests, make, targets, hardware)
         rates[scheduler] = factor * own_rps
         arrow = outcome if scheduler == "arrow" else arrow
@@ -115,6 +123,11 @@ def compare(name: str, requests: list[Request], targets: Targets, instances: int
         "best_static": best,
         "rate_over_best_static": _over(rates["arrow"], rates[best]),
         "rate_over_colocated": _over(rates["arrow"], colocated),
+        "rate_over_xllm": _over(rates["arrow"], rates["xllm rule"]),
+        "rate_over_convertible": _over(
+            rates["arrow"], max(rate for which, rate in rates.items() if which.startswith("convertible"))
+        ),
+        "oracle_over_arrow": _over(rates["arrow, lengths known"], rates["arrow"]),
         "flips": arrow.flips if arrow else None,
         "lost": arrow.lost if arrow else None,
     }
@@ -137,7 +150,10 @@ def main(instances: int, most: int, data: Path | None) -> None:
     rows = [[which, *(f"{one['rps'][which]:.2f}" for one in results)] for which in results[0]["rps"]]
     print_table("Simulated: greatest requests/s at 90 %", ["scheduler", *(one["trace"] for one in results)], rows)
     print(f"modelled instance: {asdict(hardware)}; {ArrowSettings()}")
-    keys = ("rate_over_best_static", "rate_over_colocated", "flips", "lost")
+    keys = (
+        *("rate_over_best_static", "rate_over_colocated", "rate_over_xllm", "rate_over_convertible"),
+        *("oracle_over_arrow", "flips", "lost"),
+    )
     by_trace = {key: {one["trace"]: one[key] for one in results} for key in keys}
     print_result({**by_trace, "simulated": True, "instances": instances, "traces": results}, seed=0)
 
