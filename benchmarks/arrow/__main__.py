@@ -33,7 +33,16 @@ from simulation.generation.engine import GenerationSimulation, Outcome, Request
 from simulation.generation.hardware import Hardware
 from traces import catalog, loading
 
-TARGETS = {"llm-code": Targets(6.0, 0.1), "llm-conv": Targets(3.0, 0.15), "mooncake-conv": Targets(60.0, 0.2)}
+SERVEGEN = "servegen-large"
+TARGETS = {
+    "llm-code": Targets(6.0, 0.1),
+    "llm-conv": Targets(3.0, 0.15),
+    "mooncake-conv": Targets(60.0, 0.2),
+    SERVEGEN: Targets(3.0, 0.15),
+}
+CLIENT_LENGTHS, CLIENT_S, HOUR_S = "servegen/lengths_by_client_window.csv.gz", 36_000.0, 3_600.0
+"""ServeGen's requests: an hour of the busiest client, in place of the paper's BurstGPT clip, which is not to be had;
+targets as for conversations."""
 SAMPLES = {"made-llm": TARGETS["llm-conv"], "made-mooncake": TARGETS["mooncake-conv"]}
 ATTAINMENT, PRECISION = 0.9, 1.03
 SLOWEST, FASTEST = 1 / 64, 256.0
@@ -67,7 +76,11 @@ def makers(instances: int, hardware: Hardware, outputs: list[int] | None = None)
 
 def requests_of(name: str, data: Path | None, most: int) -> list[Request]:
     """The first ``most`` requests with an output, from time 0 on."""
-    trace = loading.load(catalog.resolve(name, data))
+    path = catalog.resolve(name, data)
+    if name == SERVEGEN and data is not None:
+        trace = loading.load(path, lengths=data / CLIENT_LENGTHS, start_s=CLIENT_S, duration_s=HOUR_S)
+    else:
+        trace = loading.load(path)
     assert trace.context_tokens is not None and trace.generated_tokens is not None
     rows = zip(trace.arrival_s, trace.context_tokens, trace.generated_tokens, strict=True)
     kept = [Request(float(at), int(prompt), int(output)) for at, prompt, output in rows if prompt > 0 and output > 0]
