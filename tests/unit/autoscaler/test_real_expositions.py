@@ -59,6 +59,14 @@ class Texts:
         self.measures = Measures()
         self.waiting = Waiting(deque([None]))  # type: ignore[list-item]
         self.runs = [SimpleNamespace(texts=[None] * 2, pages=6, instance=SimpleNamespace(pages=24))]
+        self.phases = None  # every instance does both
+
+    @property
+    def queued(self) -> int:
+        return len(self.waiting.texts)
+
+    def document(self) -> dict[str, list[object]]:
+        return {"instances": []}
 
     def write(self, tokens: int, first_s: float, next_s: float) -> None:
         """``tokens`` of a text with a prompt of 5."""
