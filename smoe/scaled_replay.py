@@ -46,6 +46,8 @@ class ScaledReplay:
     interval_s: float
     max_replicas: int
     seed: int
+    prometheus_url: str | None = None
+    """The controller reads this server, which scrapes several times an interval; else the targets themselves."""
 
     def run(self, client: GatewayClient, console: Console) -> ReplayResult:
         """Replay in this thread, the controller in another; both feed the view. Ctrl-C ends the replay, not the
@@ -59,6 +61,8 @@ class ScaledReplay:
                 policy_settings=with_hpa(self.policy, self.policy_settings, hpa_of_windows(self.interval_s)),
                 space=ConfigurationSpace(gpu_shares=()),
                 interval_s=self.interval_s,
+                window_s=self.interval_s,
+                prometheus_url=self.prometheus_url,
                 slo_s=self.slo_s,
                 log_dir=self.out / "log",
                 view_dir=self.state / "view",

@@ -10,6 +10,10 @@ first tick lists; it is shown apart. P99 is the slowest tick where there are few
 
     python -m benchmarks.controller            # 100, 500, 1,000 and 5,000 functions
     python -m benchmarks.controller --functions 100 --functions 1000 --ticks 20
+    python -m benchmarks.controller --kubeconfig FILE    # a real API server, with neither controllers nor nodes
+
+With ``--kubeconfig`` Deployments and pods are objects of that API server and go with the benchmark. Orders are carried
+out there, replicas neither start nor end. Prometheus is the double.
 
 The last line is one JSON object: ``functions``, ``tick_ms_p50``, ``tick_ms_p99``, ``cpu_ms_p50`` (CPU time of
 this process), ``api_calls`` (a tick, mean), ``changed`` (functions a tick, mean), ``rss_mb``, ``curve`` (the same for
@@ -27,13 +31,13 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
-import requests
 import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -43,8 +47,10 @@ from autoscaler.describe import line
 from autoscaler.exposition import ControllerMetrics
 from autoscaler.loop import Controller
 from autoscaler.platforms.kubernetes import BURST, RATE_PER_S, Rate
+from autoscaler.platforms.kubernetes.metrics import CALLS
 from autoscaler.process import spared_collections
 from autoscaler.settings import ControllerSettings
+from benchmarks.controller.loaded import loaded
 from benchmarks.harness.options import AT_LEAST_1, benchmark
 from benchmarks.harness.report import print_result, print_table
 from gateway.backends.process.kernel import die_with_parent
@@ -91,7 +97,7 @@ def _node(
     return Node(name, kind, layer, expert, weights, 1_200_000, 300_000, 600_000, 1536, 1536, inputs, outputs)
 
 
-def measure(functions: int, ticks: int, folder: Path) -> dict[str, Any]:
+def measure(functions: int, ticks: int, folder: Path, kubeconfig: Path | None = None) -> dict[str, Any]:
     """One size, in a process of its own (this one)."""
     directory = folder / "large"
     manifest = pipeline(directory, functions)
@@ -100,7 +106,8 @@ def measure(functions: int, ticks: int, folder: Path) -> dict[str, Any]:
         try:
             assert cluster.stdout is not None
             url = f"http://127.0.0.1:{int(cluster.stdout.readline())}"
-            return _run(functions, ticks, manifest, directory, _kubeconfig(folder / "kubeconfig", url), url)
+            chosen = kubeconfig or _kubeconfig(folder / "kubeconfig", url)
+            return _run(functions, ticks, manifest, directory, chosen, url)
         finally:
             cluster.kill()
 
@@ -163,11 +170,10 @@ def _run_ticks(
     registry = CollectorRegistry()
     registry.register(metrics)
     side.register(registry)
-    session = requests.Session()
     measured = Ticks()
     with spared_collections() as settle:
         for number in range(ticks):
-            before = int(session.get(f"{url}/calls", timeout=5).json()["calls"])
+            before = _calls(registry)
             begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
             report = controller.tick(BEGIN_S + number * INTERVAL_S)
             if not number:
@@ -178,7 +184,7 @@ def _run_ticks(
             generate_latest(registry)
             measured.seconds.append(time.perf_counter() - begun_s)
             measured.cpu_s.append(time.process_time() - begun_cpu_s)
-            measured.calls.append(int(session.get(f"{url}/calls", timeout=5).json()["calls"]) - before)
+            measured.calls.append(_calls(registry) - before)
             measured.changed.append(len(report.applied))
             if report.failures or report.observation.stale:
                 raise click.ClickException(f"a tick failed: {report.failures or report.observation.problems}")
@@ -186,6 +192,12 @@ def _run_ticks(
                 time.sleep(0.01)
             passed.skipped_s += max(0.0, INTERVAL_S - (time.perf_counter() - begun_s))
     return measured
+
+
+def _calls(registry: CollectorRegistry) -> int:
+    """Answers of the API server so far, those that opened a watch left out."""
+    samples = (sample for family in registry.collect() for sample in family.samples if sample.name == CALLS)
+    return int(sum(sample.value for sample in samples if sample.labels["verb"] != "WATCH"))
 
 
 def _milliseconds(seconds: list[float], q: float) -> float:
@@ -200,23 +212,34 @@ def _kubeconfig(path: Path, url: str) -> Path:
     return path
 
 
+def _objects(kubeconfig: Path | None, directory: Path, functions: int) -> AbstractContextManager[None]:
+    """The size's objects in the API server, where there is a real one."""
+    if kubeconfig is None:
+        return nullcontext()
+    pipeline(directory, functions)
+    return loaded(kubeconfig, directory)
+
+
 @benchmark
 @click.option(
     "--functions", "sizes", type=click.IntRange(8, 20000), multiple=True, default=SIZES, help="Size; repeatable."
 )
 @click.option("--ticks", type=AT_LEAST_1, default=25, help="Measured ticks of each size.")
+@click.option("--kubeconfig", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A real API server's.")
 @click.option("--one", is_flag=True, hidden=True, help="Measure in this process and print JSON alone.")
-def main(sizes: tuple[int, ...], ticks: int, one: bool) -> None:
+def main(sizes: tuple[int, ...], ticks: int, kubeconfig: Path | None, one: bool) -> None:
     if one:
         die_with_parent(os.getppid())
         logging.basicConfig(level=logging.INFO, filename=os.devnull)
         with tempfile.TemporaryDirectory() as folder:
-            click.echo(json.dumps(measure(sizes[0], ticks, Path(folder))))
+            click.echo(json.dumps(measure(sizes[0], ticks, Path(folder), kubeconfig)))
         return
     curve = []
     for size in sizes:  # a process each, so that memory is its own
-        arguments = ["-m", "benchmarks.controller", "--one", "--functions", str(size), "--ticks", str(ticks)]
-        done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+        with tempfile.TemporaryDirectory() as folder, _objects(kubeconfig, Path(folder) / "large", size):
+            arguments = ["-m", "benchmarks.controller", "--one", "--functions", str(size), "--ticks", str(ticks)]
+            arguments += ["--kubeconfig", str(kubeconfig)] if kubeconfig else []
+            done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
         if done.returncode:
             raise click.ClickException(done.stderr[-2000:])
         curve.append(json.loads(done.stdout.splitlines()[-1]))

@@ -60,7 +60,6 @@ class Cluster:
     def __init__(self, directory: Path) -> None:
         self.version = 1
         self.deployments, self.pods = Kind(), Kind()
-        self.calls = 0
         manifest = load(directory, verify=False)
         names = {node: manifest.function_name(node) for node in ("ingress", *(node.id for node in manifest.nodes))}
         self.answers = Answers(manifest.name, names, self.replicas, self.limits)
@@ -153,7 +152,6 @@ def app_of(cluster: Cluster) -> web.Application:
     app.add_routes(
         [
             web.get("/version", lambda _: _json({"major": "1", "minor": "36"})),
-            web.get("/calls", lambda _: _json({"calls": cluster.calls})),
             web.route("*", "/api/v1/query", lambda request: _query(cluster, request)),
             web.route("*", "/{root:.*}/namespaces/{namespace}/{kind}", lambda request: _list(cluster, request)),
             web.patch(
@@ -173,7 +171,6 @@ async def _list(cluster: Cluster, request: web.Request) -> web.StreamResponse:
     kind: Kind = getattr(cluster, request.match_info["kind"])
     if request.query.get("watch"):
         return await _watch(kind, request)
-    cluster.calls += 1
     limit, after = int(request.query["limit"]), int(request.query.get("continue", "0"))
     items = list(kind.objects.values())[after : after + limit]
     meta = {"resourceVersion": str(cluster.version)}
@@ -199,7 +196,6 @@ async def _watch(kind: Kind, request: web.Request) -> web.StreamResponse:
 
 
 async def _patch(cluster: Cluster, request: web.Request) -> web.Response:
-    cluster.calls += 1
     kind: Kind = getattr(cluster, request.match_info["kind"])
     stored = kind.objects[request.match_info["name"]]
     made = cluster.put(kind, merged(stored, orjson.loads(await request.read())), "MODIFIED")

@@ -10,6 +10,8 @@ import platform
 import signal
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +33,7 @@ from smoe.errors import SmoeError
 from smoe.load import BUSY_S, CALLERS, OVERLOAD, capacity_rps, in_length_and_rate, overloading_rps
 from smoe.parity import Parity, compare_with_whole_model, send
 from smoe.pipelines import ensure_pipeline
+from smoe.prometheus import SCRAPES_A_WINDOW, prometheus
 from smoe.report import ReportPaths, build, closing, summary_of
 from smoe.scaled_replay import ScaledReplay
 from smoe.slo import known_pass_s, round_slo_s
@@ -82,6 +85,8 @@ class RunSettings(Checked):
     """Most replicas of a function."""
     trace: str | None = None
     """Trace file or data set. [default: a bursty hour of the public traces]"""
+    prometheus: Annotated[bool, Flag("--prometheus/--no-prometheus")] = True
+    """Read the metrics through a Prometheus of its own, where one is on PATH; or from the targets."""
     max_words: Annotated[int, Field(ge=1, le=200)] = 24
     """Longest prompt in words."""
     seed: int = 0
@@ -149,16 +154,33 @@ def _run(settings: RunSettings) -> None:
             manifest.name, directory, settings.state, settings.out, trace, texts, slo_s, settings.policy,
             policy_settings, settings.interval_s, settings.max_replicas, settings.seed,
         )  # fmt: skip
-        baseline = _baseline(scaled, client, console) if settings.baseline and settings.policy != "static" else None
-        console.print(f"the same prompts, scaled by [bold]{settings.policy}[/]:")
-        since_s = time.time()
-        result = scaled.run(client, console)
+        with _metrics(settings, client.url, console) as prometheus_url:
+            scaled = replace(scaled, prometheus_url=prometheus_url)
+            baseline = _baseline(scaled, client, console) if settings.baseline and settings.policy != "static" else None
+            console.print(f"the same prompts, scaled by [bold]{settings.policy}[/]:")
+            since_s = time.time()
+            result = scaled.run(client, console)
     finally:
         lifecycle.stop_process(process)
     paths = _report(settings, manifest, trace, chosen.source, result, slo_s, since_s, parity, baseline)
     for line in closing(paths.numbers, slo_s):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
     console.print(f"report      {paths.html} (numbers: {paths.json})", soft_wrap=True, markup=False, highlight=False)
+
+
+@contextmanager
+def _metrics(settings: RunSettings, url: str, console: Console) -> Iterator[str | None]:
+    """Where the controller reads; None: the targets, as also where a Prometheus cannot be had."""
+    read, why = None, "as asked for"
+    with ExitStack() as stack:
+        if settings.prometheus:
+            try:
+                read = stack.enter_context(prometheus(url, settings.state, settings.interval_s))
+            except SmoeError as error:
+                why = str(error)
+        where = f"a Prometheus, scraped {SCRAPES_A_WINDOW} times a window" if read else f"the targets themselves: {why}"
+        console.print(f"the controller reads {where}")
+        yield read
 
 
 def default_slo_s(settings: RunSettings, manifest: Manifest, directory: Path, texts: list[str]) -> float:

@@ -1,0 +1,74 @@
+"""The benchmark's functions in a real API server that has neither controllers nor nodes: put there and taken away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+import orjson
+
+from autoscaler.platforms.kubernetes.client import MERGE, connect
+from benchmarks.controller.cluster import NAMESPACE, Cluster
+
+WRITERS = 16
+TIMEOUT_S = 30.0
+_AT_ONCE = ("apps/v1", "deployments"), ("v1", "pods")
+
+
+class Server:
+    def __init__(self, kubeconfig: Path) -> None:
+        self._api = connect(kubeconfig)
+        self._api.configuration.connection_pool_maxsize = WRITERS
+        self._root = self._api.configuration.host
+
+    def call(self, method: str, path: str, body: object = None, expected: tuple[int, ...] = (200, 201)) -> Any:
+        """Raises ClickException where the answer is not one of ``expected``."""
+        kind = MERGE if method == "PATCH" else "application/json"
+        headers = {**self._api.default_headers, "Content-Type": kind}
+        reply = self._api.rest_client.pool_manager.request(
+            method, self._root + path, body=orjson.dumps(body), headers=headers, timeout=TIMEOUT_S
+        )
+        if reply.status not in expected:
+            raise click.ClickException(f"{method} {path}: {reply.status} {reply.data[:300].decode(errors='replace')}")
+        return orjson.loads(reply.data)
+
+    def put(self, version: str, resource: str, document: dict[str, Any]) -> None:
+        """Make it, with its status."""
+        group = "/api/v1" if version == "v1" else f"/apis/{version}"
+        path = f"{group}/namespaces/{NAMESPACE}/{resource}"
+        meta = {
+            key: document["metadata"][key] for key in ("name", "labels", "annotations") if key in document["metadata"]
+        }
+        made = {"apiVersion": version, "kind": document["kind"], "metadata": meta, "spec": document["spec"]}
+        self.call("POST", path, made)
+        self.call("PATCH", f"{path}/{meta['name']}/status", {"status": document["status"]})
+
+
+@contextmanager
+def loaded(kubeconfig: Path, directory: Path) -> Iterator[None]:
+    """Deployments and pods of the pipeline in ``directory``. Raises ClickException where the namespace has any."""
+    server, cluster = Server(kubeconfig), Cluster(directory)
+    spaces = "/api/v1/namespaces"
+    server.call("POST", spaces, {"metadata": {"name": NAMESPACE}}, (201, 409))
+    server.call("POST", f"{spaces}/{NAMESPACE}/serviceaccounts", {"metadata": {"name": "default"}}, (201, 409))
+    deployments = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
+    if server.call("GET", f"{deployments}?limit=1")["items"]:
+        raise click.ClickException(f"namespace {NAMESPACE} holds Deployments; the benchmark wants it for itself")
+    try:
+        with ThreadPoolExecutor(WRITERS) as writers:
+            for (version, resource), kind in zip(_AT_ONCE, (cluster.deployments, cluster.pods), strict=True):
+                list(writers.map(lambda one, v=version, r=resource: server.put(v, r, one), kind.objects.values()))
+        yield
+    finally:
+        at_once = {
+            "kind": "DeleteOptions",
+            "apiVersion": "v1",
+            "gracePeriodSeconds": 0,
+            "propagationPolicy": "Background",
+        }
+        for path in (deployments, f"{spaces}/{NAMESPACE}/pods"):
+            server.call("DELETE", path, at_once)
