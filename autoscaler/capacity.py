@@ -58,7 +58,7 @@ def replica_needs(configuration: Configuration) -> Resources:
 
 def needs(configuration: Configuration) -> Resources:
     """What all replicas of a function take, with every standby activated: its cores must be there when it is."""
-    return replica_needs(configuration).times(configuration.replicas + configuration.standbys)
+    return replica_needs(configuration).times(configuration.running + configuration.standbys)
 
 
 def total_needs(configurations: Iterable[Configuration]) -> Resources:
@@ -141,7 +141,7 @@ def _packs(configurations: Sequence[Configuration], machines: Sequence[Machine])
     for configuration in by_size:
         need = replica_needs(configuration)
         place = 0
-        for _ in range(configuration.replicas + configuration.standbys):
+        for _ in range(configuration.running + configuration.standbys):
             while place < len(room) and not need.within(room[place]):
                 place += 1
             if place == len(room):

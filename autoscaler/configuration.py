@@ -32,7 +32,7 @@ class Configuration:
     concurrency: int
     """Calls a replica takes at once; 0 = no limit (only outside the paper's space)."""
     burst: Burst | None = None
-    """Standbys on top of the replicas, which always run; None: there are none. It is no axis of Φ."""
+    """Standbys on top of the replicas, and whether those always run; None: there are none. It is no axis of Φ."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.cpu_cores < math.inf or not 0 <= self.gpu_share <= 1:
@@ -54,9 +54,14 @@ class Configuration:
         return replace(self, replicas=replicas)
 
     @property
+    def running(self) -> int:
+        """Replicas that always run."""
+        return self.replicas if self.burst is None else self.burst.running(self.replicas)
+
+    @property
     def standbys(self) -> int:
-        """Replicas that are started and wait."""
-        return 0 if self.burst is None else self.burst.standbys
+        """Replicas that are started and wait; those of a burst ``to_zero`` are among them."""
+        return 0 if self.burst is None else self.burst.waiting(self.replicas)
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,10 +84,12 @@ def function_cost(nodes: Sequence[NodeObservation], window_s: float, prices: Pri
         return Cost(None, None)
     unit = prices.unit_per_s(configuration)
     replicas = max(configuration.replicas, nodes[0].ready_replicas or 0)
+    if configuration.running < configuration.replicas:  # ready ones wait, too
+        replicas = configuration.running
     busy_s = _total([node.busy_replica_s for node in nodes])
     if busy_s is None:
         seconds = _total([node.busy_s for node in nodes])
-        busy_s = None if seconds is None else min(seconds, replicas * window_s)
+        busy_s = None if seconds is None else min(seconds, max(replicas, configuration.replicas) * window_s)
     # Where it is not known how long standbys were activated, all of them count as replicas.
     activated_s = configuration.standbys * window_s if nodes[0].activated_s is None else nodes[0].activated_s
     standbys = prices.standbys(configuration, window_s, activated_s)

@@ -57,14 +57,15 @@ TOLERATED = 0.005
 CONSTANTS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0)
 """Times its mean work that an expert is staffed for."""
 BURSTS = tuple(
-    (floor, standbys, headroom, spare, hold_s)
-    for floor in (0.0, 1.0, 2.0)
+    (floor, Burst(standbys, headroom, spare, hold_s, to_zero=floor is None))
+    for floor in (None, 0.0, 1.0, 2.0)
     for standbys in (7, 20)
     for headroom in (1.0, 2.0)
     for spare in (1.0, 2.0)
     for hold_s in (2.0, 10.0)
 )
-"""Times its mean work of the validation hours that an expert always has replicas for (0: one replica), and the rule."""
+"""Times its mean work of the validation hours that an expert always has replicas for (0: one replica; None: none, all
+wait), and the rule."""
 FINENESS, LARGEST = 1.1, 64.0
 """Steps between two constants in hindsight, and the most times its mean work that an expert is staffed for there."""
 COLUMNS = ("burst tuned", "constant tuned", "burst in hindsight", "constant in hindsight")
@@ -155,7 +156,7 @@ def judge(
         judged += len(p95s)
         for node in workload.experts:
             configuration, activated_s = start[node.function], float(activated[simulation.index[node.function]])
-            always_s = configuration.replicas * hour.seconds
+            always_s = configuration.running * hour.seconds
             cost += always_s * prices.unit_per_s(configuration)
             cost += prices.standbys(configuration, hour.seconds, activated_s)
             counted += (always_s + activated_s) / hour.seconds / len(workload.experts)
@@ -244,9 +245,10 @@ def main(
         settings: dict[str, tuple[Floats, Burst | None]] = {
             f"constant for {times:g} times the work": (constant(mean_work, times), None) for times in CONSTANTS
         }
-        for floor, standbys, headroom, spare, hold_s in BURSTS:
-            name = f"floor {floor:g}, {standbys} standbys, k={headroom:g} z={spare:g}, hold {hold_s:g} s"
-            settings[name] = constant(mean_work, floor), Burst(standbys, headroom, spare, hold_s)
+        for floor, rule in BURSTS:
+            name = f"{rule.standbys} standbys, k={rule.headroom:g} z={rule.spare:g}, hold {rule.hold_s:g} s"
+            name = f"to zero, {name}" if floor is None else f"floor {floor:g}, {name}"
+            settings[name] = constant(mean_work, floor or 0.0), rule
         rules = [name for name, (_, burst) in settings.items() if burst is not None]
         tried = {}
         for number, (name, setting) in enumerate(settings.items()):

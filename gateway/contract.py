@@ -107,7 +107,7 @@ class FunctionState:
     created_at_s: float
     restarts: int = 0
     standbys: int = 0
-    """Replicas on top of the desired ones that wait, or are activated."""
+    """Replicas that wait, or are activated."""
     activated: int = 0
     """Those of them that are ready now."""
     caller_key: str = field(default="", repr=False)
@@ -116,10 +116,20 @@ class FunctionState:
     """Seconds in which standbys were activated, summed over them, since the function was created."""
     problems: tuple[str, ...] = ()
     """Why replicas are not ready, in sentences, where the platform knows: one of each reason."""
+    to_zero: bool = False
+    """The desired replicas are standbys, too."""
 
     @property
     def ready(self) -> tuple[Replica, ...]:
         return tuple(replica for replica in self.replicas if replica.state == "ready")
+
+    @property
+    def available(self) -> int:
+        """Ready replicas; with ``to_zero`` those of the desired ones that wait count as ready, too."""
+        if not self.to_zero:
+            return len(self.ready)
+        started = sum(replica.state in ("ready", "standby") for replica in self.replicas)
+        return max(len(self.ready), min(started, self.desired_replicas))
 
 
 @dataclass(frozen=True)

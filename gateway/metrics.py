@@ -116,10 +116,12 @@ class GatewayMetrics:
             counts = Counter(replica.state for replica in state.replicas)
             for name in ("starting", "draining"):
                 states.add_metric([key, name], counts[name])
-            states.add_metric([key, "ready"], counts["ready"] - state.activated)
+            ready = state.available if state.to_zero else counts["ready"] - state.activated
+            states.add_metric([key, "ready"], ready)
             if state.standbys:
-                states.add_metric([key, "standby"], counts["standby"])
-                states.add_metric([key, "activated"], state.activated)
+                activated_now = max(0, counts["ready"] - ready)
+                states.add_metric([key, "standby"], counts["standby"] + counts["ready"] - activated_now - ready)
+                states.add_metric([key, "activated"], activated_now)
                 standbys.add_metric([key], state.standbys)
                 activated.add_metric([key], state.activated_s)
             if "cpu" in spec.limits:

@@ -1,11 +1,14 @@
-"""Scale from zero: a call for a function without a ready replica waits while one starts."""
+"""Scale from zero: a call for a function without a ready replica waits while one starts, or a standby is activated."""
 
 from __future__ import annotations
 
 import asyncio
 
-from gateway.contract import Backend, FunctionState, GatewayError
+from gateway.contract import Activation, Backend, FunctionSpec, FunctionState, GatewayError
 from gateway.specs import scale_bounds
+
+ACTIVE_S = 5.0
+"""For which a standby stays that a call from outside the pipeline activated."""
 
 
 class ScaleFromZero:
@@ -16,6 +19,7 @@ class ScaleFromZero:
         self._enabled = enabled
         self._wait_s = wait_s
         self._orders: dict[str, asyncio.Task[None]] = {}
+        self._activated_until_s: dict[tuple[str, str], float] = {}
 
     async def ready_state(self, state: FunctionState) -> FunctionState:
         """The function with a ready replica, or as it is when none came in time. Raises NotFoundError when deleted."""
@@ -24,6 +28,8 @@ class ScaleFromZero:
             if not self._enabled:
                 return state
             await self._order(state)
+        if state.to_zero and not state.ready:
+            await self._activate(spec)
         loop = asyncio.get_running_loop()
         end_s = loop.time() + self._wait_s
         version = self._backend.version()
@@ -32,6 +38,13 @@ class ScaleFromZero:
             version = await self._backend.wait_change(version, min(1.0, end_s - loop.time()))
             state = self._backend.get(spec.name, spec.namespace)
         return state
+
+    async def _activate(self, spec: FunctionSpec) -> None:
+        """One replica of a function whose replicas all wait, for a call that no ingress has announced."""
+        now_s = asyncio.get_running_loop().time()
+        kept = {key: until_s for key, until_s in self._activated_until_s.items() if until_s > now_s}
+        self._activated_until_s = {**kept, (spec.name, spec.namespace): now_s + ACTIVE_S}
+        await self._backend.activate(Activation("gateway", dict.fromkeys(self._activated_until_s, 1), ACTIVE_S))
 
     async def _order(self, state: FunctionState) -> None:
         spec = state.spec

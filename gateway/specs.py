@@ -99,10 +99,14 @@ def label_number(spec: FunctionSpec, key: str, default: int | None) -> int | Non
     return int(text)
 
 
-def burst_of(spec: FunctionSpec) -> int:
-    """Standbys of the annotation ``smoe.burst``, 0 without it. Raises InvalidSpecError."""
+def burst_of(spec: FunctionSpec) -> tuple[int, bool]:
+    """Standbys of the annotation ``smoe.burst``, 0 without it, and whether the desired replicas wait, too.
+    Raises InvalidSpecError."""
+    if BURST not in spec.annotations:
+        return 0, False
     try:
-        return parse_burst(spec.annotations[BURST])[0] if BURST in spec.annotations else 0
+        standbys, numbers = parse_burst(spec.annotations[BURST])
+        return standbys, bool(numbers.get("to_zero"))
     except ValueError as error:
         raise InvalidSpecError(f"annotation {BURST}: {error}") from None
 
@@ -144,7 +148,7 @@ def status_of(state: FunctionState, invocations: float, usage: Mapping[str, Usag
     numbers = {
         "invocationCount": invocations,
         "replicas": state.desired_replicas,
-        "availableReplicas": len(state.ready),
+        "availableReplicas": state.available,
     }
     document |= {key: value for key, value in numbers.items() if value}
     if state.problems:

@@ -8,7 +8,8 @@ from functools import lru_cache
 from typing import Any
 
 from autoscaler.contract import MIB, Burst, Configuration
-from platform_words.bursts import burst_text, parse_burst
+from functions.dispatch.activation import burst_from as burst_from_text
+from platform_words.bursts import burst_text
 from platform_words.labels import BURST, PLACEMENT
 from platform_words.resources import GPU, GPU_TENTHS, QuantityError, parse_quantity
 
@@ -36,8 +37,7 @@ def configuration_from(limits: Mapping[str, Any], replicas: int, concurrency: in
 def burst_from(annotations: Mapping[str, Any] | None) -> Burst | None:
     """The standbys of the annotation ``smoe.burst``; None without any, or where it cannot be read."""
     try:
-        standbys, numbers = parse_burst(str((annotations or {})[BURST]))
-        return Burst(standbys, **numbers)
+        return burst_from_text(str((annotations or {})[BURST]))
     except (KeyError, ValueError):
         return None
 
@@ -48,6 +48,8 @@ def annotations_with(annotations: Mapping[str, Any] | None, burst: Burst | None)
     if burst is None:
         return others
     numbers = {name: value for name, value in asdict(burst).items() if name != "standbys"}
+    if not burst.to_zero:
+        numbers.pop("to_zero")
     return {**others, BURST: burst_text(burst.standbys, numbers)}
 
 

@@ -26,6 +26,9 @@ class BurstingPolicy:
 
     def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal:
         proposal = self._policy.propose(observation, now_s, memory)
-        return replace(
-            proposal, desired={name: replace(one, burst=self._burst) for name, one in proposal.desired.items()}
-        )
+        fronts = {node.function for node in observation.nodes if node.kind == "ingress"}
+        awake = replace(self._burst, to_zero=False)  # nobody sees a request before the ingress does
+        desired = {
+            name: replace(one, burst=awake if name in fronts else self._burst) for name, one in proposal.desired.items()
+        }
+        return replace(proposal, desired=desired)

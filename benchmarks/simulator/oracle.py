@@ -73,7 +73,7 @@ class Node:
         """What replicas that are neither starting nor of an older generation have now."""
         self.activated: dict[int, Replica] = {}
         self.wanted_until_s: dict[int, float] = {}
-        self.replicas = [Replica(configuration, 0, 0.0) for _ in range(configuration.replicas)]
+        self.replicas = [Replica(configuration, 0, 0.0) for _ in range(configuration.running)]
         self.queue: deque[Call] = deque()
         self.started = 0
         self.pending = 0
@@ -183,7 +183,9 @@ class Node:
         victims = [r for r in reversed(staying) if r.ready_s > now_s] + [
             r for r in reversed(staying) if r.ready_s <= now_s
         ]
-        surplus = max(0, len(staying) - target.replicas)
+        surplus = max(0, len(staying) - target.running)
+        for number in [number for number in self.activated if number >= target.standbys]:
+            self.activated.pop(number).until_s = now_s
         for replica in victims[:surplus]:
             replica.until_s = now_s if replica.ready_s > now_s else now_s + lifecycle.drain_s
         if replaced:
@@ -191,11 +193,11 @@ class Node:
             self.effective = target
             for number in list(self.activated):
                 self.activated.pop(number).until_s = now_s
-            new = [self.new_replica() for _ in range(target.replicas)]
+            new = [self.new_replica() for _ in range(target.running)]
             for replica, moment_s in zip(victims[surplus:], sorted(r.ready_s for r in new), strict=False):
                 replica.until_s = moment_s
         else:
-            new = [self.new_replica() for _ in range(target.replicas - len(staying))]
+            new = [self.new_replica() for _ in range(target.running - len(staying))]
         self.replicas += new
         for replica in new:
             self.pipeline.clock.process(self.ready(replica))
@@ -204,7 +206,7 @@ class Node:
     def arrived(self, burst: Burst, wanted: int, activation_s: float) -> None:
         """A request has arrived at the pipeline, and ``wanted`` replicas in all are to be there."""
         now_s = self.pipeline.clock.now
-        for number in range(min(burst.standbys, wanted - self.wanted.replicas)):
+        for number in range(min(self.wanted.standbys, wanted - self.wanted.running)):
             if number not in self.activated:
                 replica = Replica(self.effective, self.generation, now_s + activation_s, standby=True)
                 self.activated[number] = replica
@@ -321,6 +323,7 @@ class PipelineModel:
             rate = sum(int(tokens[k]) for k in lately) / burst.look_back_s
             work = rate * self.bursts.seconds_per_token[node.info.function]
             wanted = math.ceil(burst.headroom * work + burst.spare * math.sqrt(work) - 1e-9)
+            wanted = max(1, wanted) if burst.to_zero else wanted
             node.arrived(burst, wanted, self.bursts.activation_s)
 
     def give_orders(self, orders: list[tuple[float, str, Configuration]]) -> Generator[simpy.Event, Any, None]:

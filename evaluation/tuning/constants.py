@@ -42,8 +42,10 @@ _LEAN = ((3, 5), (0.25, 0.75), (0.5, 3.0))
 BURSTS = (
     *(Burst(standbys, headroom, 1.0, hold_s) for standbys, headroom, hold_s in product(*_AMPLE)),
     *(Burst(standbys, 1.0, spare, hold_s, 0.25) for standbys, spare, hold_s in product(*_LEAN)),
+    *(Burst(standbys, 1.0, spare, hold_s, 0.25, to_zero=True) for standbys, spare, hold_s in product(*_LEAN)),
 )
-"""Standbys that are tried: the second half with less to spare and a shorter hold, which were found to cost less."""
+"""Standbys that are tried: the second part with less to spare and a shorter hold, which were found to cost less, the
+third with nothing that always runs."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -72,7 +72,10 @@ CANDIDATES: Mapping[str, Sequence[Setting]] = {
     "janus": _grid(headroom=(0.9, 0.7, 0.5), load_factor=(1.1, 1.6)),
     "staffing": [
         {**plan, "standbys": standbys, "spare": spare, "activation_headroom": headroom, "hold_s": hold_s}
-        for plan in _grid(load=(1.0, 0.5, 0.1), budget=(1.0, 0.5, 0.25))
+        for plan in (
+            *_grid(load=(1.0, 0.5, 0.1), budget=(1.0, 0.5, 0.25), to_zero=(0.0,)),
+            *_grid(load=(0.1,), budget=(1.0, 0.5), to_zero=(1.0,)),
+        )
         for standbys in (4.0, 2.0, 6.0)
         for spare, headroom in ((0.25, 0.8), (0.25, 1.0), (0.75, 1.0))
         for hold_s in (3.0, 0.5)
@@ -81,8 +84,8 @@ CANDIDATES: Mapping[str, Sequence[Setting]] = {
 
 
 _STANDBYS = [{"burst": asdict(burst)} for burst in BURSTS]
-_SOME_STANDBYS = [_STANDBYS[place] for place in (1, 2, 4, 7, 8, 11, 13, 14)]
-"""In each half every number of standbys, headroom or spare, and hold, twice."""
+_SOME_STANDBYS = [_STANDBYS[place] for place in (1, 6, 8, 11, 13, 14, *range(16, len(BURSTS), 2))]
+"""Of each part every number of standbys, headroom or spare, and hold."""
 
 
 def candidates_of(policy: str) -> Sequence[Setting]:
@@ -225,6 +228,8 @@ def write_setting(folder: Path, name: str, setting: Setting) -> None:
 
 
 def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     return f'"{value}"' if isinstance(value, str) else repr(value)
 
 

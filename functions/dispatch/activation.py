@@ -4,7 +4,7 @@ The ingress sees a request before any layer does. Tokens that arrived within a s
 replica that a token costs a function, are the work that is on its way to it: ``W`` replicas' worth. ``headroom · W +
 spare · √W`` replicas are wanted (square-root staffing: Poisson arrivals vary by the root of their mean); what exceeds
 those that always run is taken from the standbys, in all layers at the same moment, and given back a while after it was
-wanted last.
+wanted last. With ``to_zero`` nothing always runs: between requests a function costs its memory alone.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+
+from platform_words.bursts import parse_burst
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -33,6 +35,8 @@ class Burst:
     """Seconds that an activated standby stays after it was wanted last."""
     look_back_s: float = 0.5
     """Seconds of arrivals that make the work."""
+    to_zero: bool = False
+    """Whether the replicas, too, wait until they are wanted; the first is with any request."""
 
     def __post_init__(self) -> None:
         for name, value, holds, allowed in (
@@ -51,7 +55,23 @@ class Burst:
         Worked example: headroom 1.2, spare 1 and 200 tokens/s of 0.02 s each are 4 replicas' worth: 4.8 + 2, so 7.
         """
         work = tokens_per_s * seconds_per_token
-        return np.ceil(self.headroom * work + self.spare * np.sqrt(work) - 1e-9).astype(np.int64)
+        wanted = np.ceil(self.headroom * work + self.spare * np.sqrt(work) - 1e-9).astype(np.int64)
+        return np.maximum(wanted, 1) if self.to_zero else wanted
+
+    def running(self, replicas: int) -> int:
+        """How many of ``replicas`` always run."""
+        return 0 if self.to_zero else replicas
+
+    def waiting(self, replicas: int) -> int:
+        """How many wait until they are wanted, next to ``replicas`` or among them."""
+        return self.standbys + (replicas if self.to_zero else 0)
+
+
+def burst_from(text: str) -> Burst:
+    """The rule of an annotation ``smoe.burst``. Raises ValueError with a sentence."""
+    standbys, numbers = parse_burst(text)
+    to_zero = bool(numbers.pop("to_zero", 0.0))
+    return Burst(standbys, **numbers, to_zero=to_zero)
 
 
 def token_rates(arrival_s: Floats, tokens: NDArray[np.unsignedinteger], first: int, look_back_s: float) -> Floats:
@@ -101,10 +121,12 @@ class Standbys:
     """The standbys of one function, from window to window."""
 
     burst: Burst
+    count: int
+    """How many there are."""
     levels: list[Level] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.levels = [Level() for _ in range(self.burst.standbys)]
+        self.levels = [Level() for _ in range(self.count)]
 
     def spans(
         self, arrival_s: Floats, wanted: Ints, replicas: int, end_s: float

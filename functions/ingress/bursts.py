@@ -14,18 +14,18 @@ import uuid
 from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import orjson
 
-from functions.dispatch.activation import Burst
+from functions.dispatch.activation import Burst, burst_from
 from functions.dispatch.client import ConnectionPool, TransportError, request_head
 from functions.dispatch.dispatcher import Dispatcher
 from functions.dispatch.levels import Levels
 from functions.dispatch.replicas import FunctionReplicas, Opening
 from functions.dispatch.resolvers import table_of
-from platform_words.bursts import parse_burst
 
 log = logging.getLogger(__name__)
 
@@ -130,8 +130,8 @@ class BurstActivation:
             if not text:
                 continue
             try:
-                standbys, numbers = parse_burst(text)
-                rules[name] = Burst(standbys, **numbers), table[name].desired
+                burst, desired = burst_from(text), table[name].desired
+                rules[name] = replace(burst, standbys=burst.waiting(desired)), burst.running(desired)
             except ValueError as error:
                 if text not in self._refused:
                     log.warning("the standbys of %s are not used: %s", name, error)

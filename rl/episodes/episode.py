@@ -198,7 +198,7 @@ class Episode:
         cost, prices, provisioned = 0.0, self.workload.prices, self.settings.meter == "provisioned"
         for function in self.encoder.configuration_index.functions[layer]:
             configuration, place = simulation.configuration(function), simulation.index[function]
-            seconds = configuration.replicas * self.window_s if provisioned else simulation.meter[place, BUSY_S]
+            seconds = configuration.running * self.window_s if provisioned else simulation.meter[place, BUSY_S]
             cost += float(seconds) * prices.unit_per_s(configuration)
             if activated_s is not None and provisioned:
                 cost += prices.standbys(configuration, self.window_s, float(activated_s[place]))

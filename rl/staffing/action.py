@@ -1,4 +1,4 @@
-"""What is decided of every expert: six numbers within -1 and 1, and what they stand for."""
+"""What is decided of every expert: seven numbers within -1 and 1, and what they stand for."""
 
 from __future__ import annotations
 
@@ -50,10 +50,11 @@ AXES = (
     Axis("spare", 0.0, 1.6),
     Axis("hold_s", 0.25, 8.0, log=True),
     Axis("budget", 0.15, 1.0, log=True),
+    Axis("to_zero", 0.0, 1.0),
 )
 """``load``: times its calls in the last window that are planned for; ``standbys``, ``headroom``, ``spare`` and
 ``hold_s`` of :class:`functions.dispatch.activation.Burst`; ``budget``: part of what λ leaves the experts that their
-mean seconds may take, of which the mean over all experts counts."""
+mean seconds may take, of which the mean over all experts counts; ``to_zero``: from 0.5 on the replicas wait, too."""
 NAMES = tuple(axis.name for axis in AXES)
 LOOK_BACK_S = 0.25
 """Seconds of arrivals that activate standbys: fixed, the shorter of two that were tried; in some hours half a second is
@@ -61,7 +62,7 @@ as good."""
 
 
 def action_of(values: Mapping[str, float]) -> Actions:
-    """[6] float32 of ``values`` by :data:`NAMES`."""
+    """[7] float32 of ``values`` by :data:`NAMES`."""
     return np.array([axis.action(values[axis.name]) for axis in AXES], dtype=np.float32)
 
 
@@ -84,7 +85,7 @@ class Staffing:
     ) -> Mapping[str, Configuration]:
         """Function → configuration with its standbys; empty where the last window's load is not known.
 
-        ``actions`` [experts, 6] and ``priority`` [experts] in the order of ``workload.experts``; ``room``: what the
+        ``actions`` [experts, 7] and ``priority`` [experts] in the order of ``workload.experts``; ``room``: what the
         cluster has for experts, None: anything. Where it has not enough for all standbys, they are granted one after
         the other, the n-th of an expert at n over its ``priority``.
         """
@@ -103,10 +104,11 @@ class Staffing:
 
 
 def _burst(standbys: int, values: Mapping[str, Floats], place: int) -> Burst | None:
-    if not standbys:
+    to_zero = bool(values["to_zero"][place] >= 0.5)
+    if not standbys and not to_zero:
         return None
     headroom, spare, hold_s = (round(float(values[name][place]), 3) for name in ("headroom", "spare", "hold_s"))
-    return Burst(standbys, headroom, spare, hold_s, LOOK_BACK_S)
+    return Burst(standbys, headroom, spare, hold_s, LOOK_BACK_S, to_zero)
 
 
 def granted(

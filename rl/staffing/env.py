@@ -29,7 +29,7 @@ Opened = Callable[[], Episode]
 
 class StaffingEnv(gymnasium.Env[Observed, NDArray[np.float32]]):
     """Observation: state of the last window and the cluster's room. Action: [n · K · 7] within -1 and 1, of each
-    expert its six numbers and its priority less 1. Experts that a layer does not have are ignored.
+    expert its seven numbers and its priority less 1. Experts that a layer does not have are ignored.
 
     ``info`` has ``costs`` [n, K] in C_ref, ``p95`` over λ of what was answered or is overdue, and ``answered_p95`` of
     what was answered alone, as evaluations judge a window (None where there is nothing to judge). The reward is

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from autoscaler.checked import NotNegative, Positive, PositiveShare
+from autoscaler.checked import NotNegative, Positive, PositiveShare, Share
 from autoscaler.contract import Configuration, Memory, Observation, Policy, Proposal
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making
@@ -29,7 +29,7 @@ from simulation.workloads.workload import Workload
 
 
 class StaffingRule:
-    """The same six numbers for all experts in all windows: what a search can tune. Standbys go first to experts that
+    """The same seven numbers for all experts in all windows: what a search can tune. Standbys go first to experts that
     get many tokens."""
 
     name = "staffing"
@@ -47,7 +47,7 @@ class StaffingRule:
 
 
 class LearntStaffingPolicy:
-    """Six numbers of every expert from the actor, and its pointer's weights as priorities."""
+    """Seven numbers of every expert from the actor, and its pointer's weights as priorities."""
 
     name = "staffing-learnt"
 
@@ -69,7 +69,7 @@ class LearntStaffingPolicy:
 
 
 def decided(actor: StaffingActor, encoder: Encoder, batch: Batch) -> tuple[Actions, Floats]:
-    """[experts, 6] and [experts] in the order of the pass, for the one state of ``batch``."""
+    """[experts, 7] and [experts] in the order of the pass, for the one state of ``batch``."""
     with torch.inference_mode():
         staffed = actor(batch)
     mask = encoder.configuration_index.mask
@@ -85,7 +85,7 @@ def proposal(
     room: Floats32 | None,
     memory: Memory,
 ) -> Proposal:
-    """What is asked for, each with the six numbers as the reason. ``actions`` [experts, numbers], ``priority``
+    """What is asked for, each with the seven numbers as the reason. ``actions`` [experts, numbers], ``priority``
     [experts], ``room`` [cores, MiB, tenths of a GPU]."""
     desired: Mapping[str, Configuration] = staffing.desired(observation, actions, priority, room_of(room))
     if not desired:
@@ -101,7 +101,7 @@ def proposal(
 
 @dataclass(frozen=True)
 class RuleSettings(PlannerSettings):
-    """Keys of the rule's file: the planner's latency model, and the six numbers."""
+    """Keys of the rule's file: the planner's latency model, and the seven numbers."""
 
     title = "staffing"
     load: Positive = 0.5
@@ -116,6 +116,8 @@ class RuleSettings(PlannerSettings):
     """Seconds that an activated standby stays after it was wanted last."""
     budget: PositiveShare = 0.8
     """Part of what λ leaves the experts that a plan's mean seconds may take."""
+    to_zero: Share = 0.0
+    """From 0.5 on nothing always runs: replicas, too, wait until they are wanted."""
 
     @property
     def values(self) -> dict[str, float]:

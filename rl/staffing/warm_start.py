@@ -1,6 +1,6 @@
 """Before anything is explored: rules on training hours fill the replay, and the actor clones the best of each hour.
 
-A gradient alone does not lead from one rule to another that differs in all six numbers, such as from few replicas and
+A gradient alone does not lead from one rule to another that differs in all seven numbers, such as from few replicas and
 many standbys to replicas for the whole load and none. The critic learns from all of these windows, the actor from the
 label: the rule with the highest reward over the hour, which has to follow from the history of load in a state.
 """
@@ -22,22 +22,25 @@ from rl.staffing.hours import HourSettings, episode
 from rl.staffing.networks import NUMBERS
 from rl.staffing.risk import RiskSettings
 
-NAMES = ("load", "budget", "standbys", "headroom", "spare", "hold_s")
+NAMES = ("load", "budget", "standbys", "headroom", "spare", "hold_s", "to_zero")
 RULES: tuple[Mapping[str, float], ...] = tuple(
     dict(zip(NAMES, values, strict=True))
     for values in (
-        (1.0, 0.25, 0.0, 1.0, 0.75, 1.0),
-        (1.5, 0.25, 0.0, 1.0, 0.75, 1.0),
-        (1.0, 0.25, 2.0, 0.8, 0.25, 0.5),
-        (1.0, 0.25, 2.0, 0.6, 0.75, 0.5),
-        (1.0, 0.5, 6.0, 0.8, 0.25, 2.0),
-        (0.5, 0.25, 4.0, 0.6, 0.75, 0.3),
-        (0.5, 1.0, 4.0, 1.0, 0.75, 4.0),
-        (0.5, 1.0, 4.0, 1.0, 1.0, 4.0),
-        (0.5, 1.0, 6.0, 1.0, 0.5, 3.0),
-        (0.1, 1.0, 2.0, 0.8, 0.25, 1.0),
-        (0.1, 1.0, 2.0, 0.6, 0.25, 0.5),
-        (0.1, 1.0, 1.0, 1.0, 1.0, 0.5),
+        (1.0, 0.25, 0.0, 1.0, 0.75, 1.0, 0.0),
+        (1.5, 0.25, 0.0, 1.0, 0.75, 1.0, 0.0),
+        (1.0, 0.25, 2.0, 0.8, 0.25, 0.5, 0.0),
+        (1.0, 0.25, 2.0, 0.6, 0.75, 0.5, 0.0),
+        (1.0, 0.5, 6.0, 0.8, 0.25, 2.0, 0.0),
+        (0.5, 0.25, 4.0, 0.6, 0.75, 0.3, 0.0),
+        (0.5, 1.0, 4.0, 1.0, 0.75, 4.0, 0.0),
+        (0.5, 1.0, 4.0, 1.0, 1.0, 4.0, 0.0),
+        (0.5, 1.0, 6.0, 1.0, 0.5, 3.0, 0.0),
+        (0.1, 1.0, 2.0, 0.8, 0.25, 1.0, 0.0),
+        (0.1, 1.0, 2.0, 0.6, 0.25, 0.5, 0.0),
+        (0.1, 1.0, 1.0, 1.0, 1.0, 0.5, 0.0),
+        (0.1, 1.0, 2.0, 0.8, 0.25, 0.5, 1.0),
+        (0.1, 1.0, 4.0, 0.8, 0.25, 3.0, 1.0),
+        (0.1, 0.5, 4.0, 1.0, 0.75, 0.5, 1.0),
     )
 )
 """The cheapest that kept λ on single hours of smooth, diurnal, bursty and thin traffic in a search of 118 settings."""
@@ -56,7 +59,7 @@ def fill(
     seed: int,
     on_episodes: Callable[[int, int], object] = lambda done, total: None,
 ) -> Actions:
-    """Simulate every rule on every hour into the model's replay; returns [windows in the replay, environments, 6]: the
+    """Simulate every rule on every hour into the model's replay; returns [windows in the replay, environments, 7]: the
     label of each, the best rule of its hour."""
     buffer = model.replay_buffer
     assert isinstance(buffer, OutcomeBuffer)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from functions.dispatch.activation import Burst, Standbys, token_rates
+from autoscaler.contract import Configuration
+from functions.dispatch.activation import Standbys, token_rates
 from simulation.arrays import Floats
 from simulation.engine.fleet import Fleet
 from simulation.engine.kernel import BUSY_S
@@ -37,14 +38,22 @@ DEFAULT_BURSTS = BurstSettings()
 
 
 class Bursts:
-    """State of all standbys, from window to window. ``index``: function → node; ``bursts``: function → its standbys."""
+    """State of all standbys, from window to window. ``index``: function → node."""
 
     def __init__(
-        self, settings: BurstSettings, requests: Requests, index: Mapping[str, int], bursts: Mapping[str, Burst]
+        self,
+        settings: BurstSettings,
+        requests: Requests,
+        index: Mapping[str, int],
+        configurations: Mapping[str, Configuration],
     ) -> None:
         self.settings = settings
         self._requests = requests
-        self._standbys = {index[function]: Standbys(burst) for function, burst in bursts.items()}
+        self._standbys = {
+            place: standbys
+            for function, place in index.items()
+            if (standbys := _standbys_of(configurations[function])) is not None
+        }
         given = settings.seconds_per_token
         self._given = {index[function]: seconds for function, seconds in (given or {}).items()}
         self._busy_s: Floats = np.zeros(len(index))
@@ -67,20 +76,20 @@ class Bursts:
             return
         arrival_s = self._requests.arrival_s[self._first : self._last]
         wanted = standbys.burst.wanted(self._rate(standbys.burst.look_back_s), self._seconds_per_token(node))
-        for number, begun_s, released_s in standbys.spans(arrival_s, wanted, configuration.replicas, end_s):
+        for number, begun_s, released_s in standbys.spans(arrival_s, wanted, configuration.running, end_s):
             if begun_s is not None:
                 fleet.activate(node, number, begun_s, self.settings.activation_s)
             if released_s is not None:
                 fleet.release(node, number, released_s)
 
-    def change(self, node: int, fleet: Fleet, burst: Burst | None, now_s: float) -> None:
-        """Other standbys for a node: those that it has more of than ``burst`` are released, the rest stays as it is."""
-        before = self._standbys.pop(node, None)
-        if burst is not None:
-            self._standbys[node] = Standbys(burst)
+    def change(self, node: int, fleet: Fleet, target: Configuration, now_s: float) -> None:
+        """Other standbys for a node: those beyond ``target``'s are released, the rest stays as it is."""
+        before, after = self._standbys.pop(node, None), _standbys_of(target)
+        if after is not None:
+            self._standbys[node] = after
         for number, level in enumerate(before.levels if before else ()):
-            if burst is not None and number < burst.standbys:
-                self._standbys[node].levels[number] = level
+            if after is not None and number < after.count:
+                after.levels[number] = level
             elif level.until_s is not None:
                 fleet.release(node, number, now_s)
 
@@ -110,3 +119,7 @@ class Bursts:
                 requests.arrival_s[: self._last], requests.tokens[: self._last], self._first, look_back_s
             )
         return self._rates[look_back_s]
+
+
+def _standbys_of(configuration: Configuration) -> Standbys | None:
+    return None if configuration.burst is None else Standbys(configuration.burst, configuration.standbys)

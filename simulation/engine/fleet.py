@@ -89,7 +89,7 @@ class Fleet:
         self._row_now[node] = self._row_next[node] = self._tables.row(self.nodes[node], configuration)
         self.orders[node, LIMIT] = self.orders[node, NEXT_LIMIT] = configuration.concurrency
         self.orders[node, NEXT_ROW] = -1
-        for _ in range(configuration.replicas):
+        for _ in range(configuration.running):
             self._add(node, now_s)
 
     def order(self, node: int, target: Configuration, now_s: float) -> None:
@@ -107,11 +107,11 @@ class Fleet:
         self.configurations[node] = target
         self.orders[node, NEXT_LIMIT] = target.concurrency
         if target.gpu_share != present.gpu_share:
-            self._replace(node, target.replicas, row, now_s)
+            self._replace(node, target.running, row, now_s)
         else:
             self._row_next[node] = row
             self.orders[node, NEXT_ROW] = row if row != self._row_now[node] else -1
-            self._scale(node, target.replicas, now_s)
+            self._scale(node, target.running, now_s)
         changes = self.orders[node, NEXT_ROW] >= 0 or self.orders[node, LIMIT] != target.concurrency
         self.orders_s[node, CHANGE_AT] = now_s + self._workload.lifecycle.resize_s if changes else FAR
 

@@ -111,7 +111,7 @@ class SimulatedMetrics:
             name = f"{node.function}.{NAMESPACE}"
             key, row = (pipeline, node.id), meter[place]
             configuration = simulation.configuration(node.function)
-            ready = int(last.replicas["ready"][place])
+            ready = int(last.replicas["ready"][place]) + configuration.replicas - configuration.running
             values[Series.NODE_CALLS][pipeline, node.id, "200"] = float(row[kernel.CALLS])
             values[Series.NODE_TOKENS][key] = float(row[kernel.TOKENS])
             values[Series.NODE_BUSY_SECONDS][key] = float(row[kernel.SERVED_S])
@@ -122,6 +122,7 @@ class SimulatedMetrics:
             values[Series.REPLICAS_BY_STATE].update(
                 {(name, state): float(counts[place]) for state, counts in last.replicas.items()}
             )
+            values[Series.REPLICAS_BY_STATE][name, "ready"] = float(ready)
             values[Series.MAX_INFLIGHT][name,] = float(configuration.concurrency)
             values[Series.MEMORY_LIMIT_BYTES][name,] = float(configuration.memory_mb * MIB)
             values[Series.REPLICA_MEMORY_BYTES][name,] = self._memory_bytes(place, ready, last)

@@ -143,11 +143,10 @@ class Simulation:
         if workload.host is not None:
             nodes = [stage.nodes for stage in self._stages]
             self._host = SharedMachine(workload.host, requests, self._keys, nodes, self._source, seed)
-        standbys = {name: burst for name in self.index if (burst := configurations[name].burst) is not None}
         self._bursts = None
         if workload.host is None:
-            self._bursts = Bursts(bursts, requests, self.index, standbys)
-        elif standbys:
+            self._bursts = Bursts(bursts, requests, self.index, configurations)
+        elif any(configurations[name].burst is not None for name in self.index):
             raise SimulationError(f"{workload.name} runs on one machine, where standbys are not simulated")
         self._left = self._gather[0] if self._host is None else self._host.left_s
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
@@ -194,8 +193,8 @@ class Simulation:
         self.fleet.order(node, target, self.now_s)
         if self._bursts is not None and target.gpu_share != before.gpu_share:
             self._bursts.replace(node, self.fleet, self.now_s)
-        if self._bursts is not None and target.burst != before.burst:
-            self._bursts.change(node, self.fleet, target.burst, self.now_s)
+        if self._bursts is not None and (target.burst, target.standbys) != (before.burst, before.standbys):
+            self._bursts.change(node, self.fleet, target, self.now_s)
 
     def configuration(self, function: str) -> Configuration:
         """What ``function`` was last ordered to be."""

@@ -199,7 +199,10 @@ class _Function:
     activated: int = 0
 
     def standbys(self) -> int:
-        return burst_of(self.spec) if self.desired else 0
+        return burst_of(self.spec)[0] + self.desired - self.running() if self.desired else 0
+
+    def running(self) -> int:
+        return 0 if burst_of(self.spec)[1] else self.desired
 
 
 class FakeBackend(Changes):
@@ -397,17 +400,18 @@ class FakeBackend(Changes):
             restarts=function.restarts,
             standbys=function.standbys(),
             activated=min(function.activated, function.standbys()),
+            to_zero=burst_of(function.spec)[1],
         )
 
     def _open(self, function: _Function) -> None:
         """The first replicas take calls, the others stand by."""
         started = [one for one in function.replicas.values() if one.state.state in ("ready", "standby")]
         for number, replica in enumerate(started):
-            open_ = not function.standbys() or number < function.desired + function.activated
+            open_ = not function.standbys() or number < function.running() + function.activated
             replica.state = replace(replica.state, state="ready" if open_ else "standby")
 
     async def _reconcile(self, function: _Function) -> None:
-        total = function.desired + function.standbys()
+        total = function.running() + function.standbys()
         while len(function.replicas) > total:
             self._drop(function, list(function.replicas.values())[-1])
         while not function.deleted and len(function.replicas) < total:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +69,11 @@ def test_a_burst_has_standbys_serve_calls_and_they_wait_again_after_it(running: 
         ))  # fmt: skip
     until("standbys wait again", lambda: states() == ["ready", "standby", "standby"])
     assert ask(running) == 200
+
+    to_zero = replace(target, burst=Burst(1, hold_s=1.0, to_zero=True))
+    platform.apply(name, target, to_zero)
+    until("nothing runs", lambda: states() == ["standby", "standby"])
+    assert platform.configurations()[name] == to_zero
+    assert ask(running) == 200
+    assert "ready" in states()
+    until("nothing runs again", lambda: states() == ["standby", "standby"])

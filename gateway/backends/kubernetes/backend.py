@@ -225,5 +225,5 @@ def _number(text: object) -> int:
 
 
 def _refuse_standbys(spec: FunctionSpec) -> None:
-    if burst_of(spec):
+    if any(burst_of(spec)):
         raise InvalidSpecError(NO_STANDBYS)

@@ -134,12 +134,18 @@ class ManagedFunction:
             self._activated(),
             self._caller_key,
             self._standing.activated_s(),
+            to_zero=self.prepared.to_zero,
         )
 
     @property
     def standbys(self) -> int:
-        """Replicas on top of the desired ones; a function that was scaled to zero has none."""
-        return self.prepared.standbys if self.desired else 0
+        """Replicas that wait; a function that was scaled to zero has none."""
+        return self.prepared.standbys + self.desired - self._running if self.desired else 0
+
+    @property
+    def _running(self) -> int:
+        """Those of the desired replicas that always take calls."""
+        return 0 if self.prepared.to_zero else self.desired
 
     def activate(self, count: int) -> None:
         """So many standbys are to be activated, of those that there are."""
@@ -198,7 +204,7 @@ class ManagedFunction:
 
     def reconcile(self) -> None:
         """Take the next step towards the desired state. Called after every change."""
-        total = self.desired + self.standbys
+        total = self._running + self.standbys
         step = next_change(self._members(), total, self.generation, self._by_machine(total))
         for replica_id in step.stop:
             self._drain(self.replicas[replica_id])
@@ -240,7 +246,7 @@ class ManagedFunction:
     def _assign(self) -> None:
         """Which of the started replicas take calls: as many as desired, and the standbys that are activated."""
         members = self._members()
-        count = self.desired + min(self._standing.asked, self.standbys) if self.standbys else len(members)
+        count = self._running + min(self._standing.asked, self.standbys) if self.standbys else len(members)
         chosen = opened(members, count, self.generation, self._by_machine(count) if self.standbys else None)
         drain_s, records = self.prepared.write_timeout_s, list(self.replicas.values())
         if self._standing.assign(records, chosen, self.prepared.limits, drain_s):
@@ -249,7 +255,7 @@ class ManagedFunction:
 
     def _activated(self) -> int:
         ready = sum(record.state == "ready" for record in self.replicas.values())
-        return min(self.standbys, max(0, ready - self.desired))
+        return min(self.standbys, max(0, ready - self._running))
 
     def _make_room(self) -> None:
         """No GPU has room for a new share next to the old ones: an old replica goes first, one at a time."""

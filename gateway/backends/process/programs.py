@@ -42,6 +42,8 @@ class Prepared:
     """Keeps memory on the GPUs without a share."""
     standbys: int = 0
     """Replicas on top of the desired ones, which wait until they are activated."""
+    to_zero: bool = False
+    """The desired ones wait, too."""
 
     def needs_new_processes(self, other: Prepared) -> bool:
         """Whether going from ``self`` to ``other`` takes new processes, not only limits and live settings."""
@@ -112,19 +114,19 @@ def prepare(
         placement_of(spec, settings.machines),
         gpu_tenths(spec),
         spec.annotations.get(GPU_MEMORY) == "true",
-        _standbys(spec),
+        *_standbys(spec),
     )
 
 
-def _standbys(spec: FunctionSpec) -> int:
+def _standbys(spec: FunctionSpec) -> tuple[int, bool]:
     """Raises InvalidSpecError."""
-    standbys = burst_of(spec)
-    if standbys and gpu_tenths(spec):
+    standbys, to_zero = burst_of(spec)
+    if (standbys or to_zero) and gpu_tenths(spec):
         raise InvalidSpecError(
             f"annotation {BURST}: a function with a GPU share has no standbys, since a process keeps the share that it "
             "was started with"
         )
-    return standbys
+    return standbys, to_zero
 
 
 def _group(spec: FunctionSpec, entry: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,16 @@ import pytest
 
 from autoscaler.build import build_controller
 from autoscaler.capacity import needs
-from autoscaler.contract import Bound, Burst, Configuration, ConfigurationSpace, Proposal
+from autoscaler.contract import Bound, Burst, Configuration, ConfigurationSpace, Memory, Observation, Proposal
 from autoscaler.decision.budget import per_hour
 from autoscaler.decision.limits import LimitSettings, LimitState, decide
 from autoscaler.errors import PlatformError, SettingsError
 from autoscaler.logger import configuration_of
 from autoscaler.loop import Controller, short
 from autoscaler.platforms.openfaas import OpenFaasPlatform
+from autoscaler.platforms.quantities import annotations_with, burst_from
 from autoscaler.platforms.shadow import ShadowPlatform
+from autoscaler.policy.bursting import BurstingPolicy
 from autoscaler.prices import load_prices
 from autoscaler.settings import ControllerSettings
 from autoscaler.state.features import observe
@@ -32,6 +34,17 @@ from tests.unit.autoscaler.servers import serve
 BURST = Burst(7, headroom=1.5, spare=2.0, hold_s=10.0)
 PLAIN = Configuration(512, 1.0, 0.0, 2, 4)
 BURSTING = replace(PLAIN, burst=BURST)
+
+
+@dataclass(frozen=True)
+class Always:
+    """A policy that desires the same in every window."""
+
+    desired: dict[str, Configuration]
+    name: str = "always"
+
+    def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal:
+        return Proposal(self.desired, {}, memory)
 
 
 def test_the_nearest_configuration_has_the_same_standbys() -> None:
@@ -51,6 +64,32 @@ def test_a_budget_counts_a_waiting_standbys_memory() -> None:
 
 def test_a_cluster_must_have_the_cores_of_activated_standbys() -> None:
     assert needs(BURSTING) == needs(PLAIN.with_replicas(9))
+
+
+def test_with_to_zero_replicas_count_as_standbys() -> None:
+    """Two replicas and seven standbys: nine that wait, and all of them need their cores when they are activated."""
+    prices, waiting = load_prices(), replace(PLAIN, burst=replace(BURST, to_zero=True))
+    assert (waiting.replicas, waiting.running, waiting.standbys) == (2, 0, 9)
+    assert per_hour(waiting, prices) == pytest.approx(9 * 0.5 * prices.memory_gib_s * 3600)
+    assert needs(waiting) == needs(BURSTING)
+
+
+@pytest.mark.parametrize("burst", [None, BURST, replace(BURST, to_zero=True), Burst(0, to_zero=True)])
+def test_an_annotation_holds_all_of_a_rule(burst: Burst | None) -> None:
+    annotations = annotations_with({"other": "1"}, burst)
+    assert burst_from(annotations) == burst
+    assert "to_zero" not in str(annotations) or (burst is not None and burst.to_zero)
+
+
+def test_the_ingress_always_runs() -> None:
+    """Nobody sees a request before it does."""
+    seen = observation()
+    desired = {node.function: PLAIN for node in seen.nodes}
+    policy = BurstingPolicy(Always(desired), replace(BURST, to_zero=True))
+    proposed = policy.propose(seen, 0.0, None).desired
+    kinds = {node.function: node.kind for node in seen.nodes}
+    assert {"ingress", "expert"} <= set(kinds.values())
+    assert all((one.running == 0) == (kinds[name] != "ingress") for name, one in proposed.items())
 
 
 def test_a_plan_keeps_standbys_and_a_plan_without_them_is_stored_as_before(tmp_path: Path) -> None:

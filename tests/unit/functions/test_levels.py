@@ -13,14 +13,15 @@ from functions.dispatch.levels import Arrivals, Levels
 arrivals = st.lists(st.floats(0.001, 3.0), min_size=1, max_size=40).map(np.cumsum)
 
 
-@given(arrivals, st.floats(0.1, 5), st.integers(0, 3), st.floats(0.01, 1.0), st.sampled_from([0.3, 2.0]))
+@given(arrivals, st.floats(0.1, 5), st.integers(0, 3), st.floats(0.01, 1.0), st.sampled_from([0.3, 2.0]), st.booleans())
 def test_levels_are_those_of_the_simulators_rule(
-    arrival_s: np.ndarray, look_back_s: float, replicas: int, seconds_per_token: float, hold_s: float
+    arrival_s: np.ndarray, look_back_s: float, replicas: int, seconds_per_token: float, hold_s: float, to_zero: bool
 ) -> None:
     tokens = np.arange(1, arrival_s.size + 1, dtype=np.uint16)
-    burst = Burst(4, hold_s=hold_s, look_back_s=look_back_s)
+    burst = Burst(4, hold_s=hold_s, look_back_s=look_back_s, to_zero=to_zero)
+    replicas = burst.running(replicas)
     wanted = burst.wanted(token_rates(arrival_s, tokens, 0, look_back_s), seconds_per_token)
-    spans = Standbys(burst).spans(arrival_s, wanted, replicas, float("inf"))
+    spans = Standbys(burst, 4).spans(arrival_s, wanted, replicas, float("inf"))
     levels = Levels({"f": (burst, replicas)})
     for arrived_s, count in zip(arrival_s.tolist(), tokens.tolist(), strict=True):
         levels.arrived(arrived_s, count, {"f": seconds_per_token})

@@ -12,6 +12,7 @@ from gateway.backends.process.backend import ProcessBackend
 from gateway.backends.process.cgroup.limits import CgroupsV1
 from gateway.backends.process.replica_changes import Member, next_change, opened
 from gateway.contract import Activation, FunctionSpec, FunctionState, InvalidSpecError
+from gateway.scaling import ScaleFromZero
 from gateway.specs import burst_of
 from tests.unit.gateway.process.conftest import NAMESPACE, Starter, ask_json, eventually, spec, until
 
@@ -73,6 +74,25 @@ async def test_a_standby_has_next_to_no_cpu_until_it_is_activated(running: Start
         await activate(backend, 0)
         assert list(cores(backend).values()) == [1.0, 1.0]  # calls that it still has are answered first
         await eventually(lambda: sorted(cores(backend).values()) == [0.125, 1.0])
+
+
+async def test_with_to_zero_the_desired_replica_waits_too_and_counts_as_available(backend: ProcessBackend) -> None:
+    await backend.create(spec("f", annotations={"smoe.burst": "standbys=1,to_zero=1"}, limits={"cpu": "1"}), 1)
+    waiting = await until(backend, "f", lambda s: states(s) == ["standby", "standby"])
+    assert (waiting.desired_replicas, waiting.standbys, waiting.activated, waiting.available) == (1, 2, 0, 1)
+    await activate(backend, 1)
+    assert states(backend.get("f", NAMESPACE)) == ["ready", "standby"]
+    await activate(backend, 9)
+    assert states(backend.get("f", NAMESPACE)) == ["ready", "ready"]
+    await activate(backend, 0)
+    assert states(backend.get("f", NAMESPACE)) == ["standby", "standby"]
+
+
+async def test_a_call_that_no_ingress_announced_activates_a_waiting_replica(backend: ProcessBackend) -> None:
+    await backend.create(spec("f", annotations={"smoe.burst": "standbys=0,to_zero=1"}, limits={"cpu": "1"}), 1)
+    waiting = await until(backend, "f", lambda s: states(s) == ["standby"])
+    state = await ScaleFromZero(backend, enabled=False, wait_s=60.0).ready_state(waiting)
+    assert states(state) == ["ready"]
 
 
 async def test_an_activation_ends_with_its_lease(backend: ProcessBackend) -> None:

@@ -48,6 +48,7 @@ def random_bursts(generator: np.random.Generator, functions: list[str]) -> tuple
             spare=generator.uniform(0, 2),
             hold_s=float(generator.choice([0.01, 0.05, 0.4, 3.0])),
             look_back_s=generator.uniform(0.1, 1.0),
+            to_zero=bool(generator.random() < 0.4),
         )
         for function in chosen
     }
@@ -125,6 +126,21 @@ def test_activated_seconds_are_those_from_the_first_to_the_last_request_for_it_a
     _, windows = simulate(simulation, [4.0, 8.0, 12.0])
     assert [float(window.activated_s[node]) for window in windows] == pytest.approx([1.5, 1.5, 0.0])
     assert [int(window.replicas["ready"][node]) for window in windows] == [1, 1, 1], "standbys are counted apart"
+
+
+def test_with_nothing_that_always_runs_a_request_after_a_pause_waits_for_an_activation() -> None:
+    """Two requests in a row and one after a pause: the first and the last find nothing activated."""
+    pipeline, requests = one_expert([1.0, 1.5, 9.0], [1, 1, 1], Arithmetic(base_s=1e-9, token_s=0.1, power=0.0))
+    burst = Burst(1, headroom=1.0, spare=0.0, hold_s=2.0, look_back_s=0.2, to_zero=True)
+    quick = {**initial(pipeline), **{n.function: configuration(4, cpu_cores=1e6) for n in pipeline.segments}}
+    start = with_standbys(quick, {EXPERT: burst})
+    simulation = Simulation(pipeline, requests, start, bursts=BurstSettings(0.3))
+    node = simulation.index[EXPERT]
+    latency, windows = simulate(simulation, [8.0, 20.0])
+    assert np.round(latency, 3).tolist() == [0.4, 0.1, 0.4]
+    assert [float(window.activated_s[node]) for window in windows] == pytest.approx([2.5, 2.0])
+    observed = SimulatedPlatform(simulation)
+    assert observed.configurations()[EXPERT].standbys == 2
 
 
 def test_without_given_seconds_the_windows_before_are_measured() -> None:
