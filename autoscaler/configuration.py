@@ -60,7 +60,7 @@ class Configuration:
 
     @property
     def standbys(self) -> int:
-        """Replicas that are started and wait; those of a burst ``to_zero`` are among them."""
+        """Replicas that are started and wait; those that sleep between requests are among them."""
         return 0 if self.burst is None else self.burst.waiting(self.replicas)
 
 

@@ -116,7 +116,7 @@ class FunctionState:
     """Seconds in which standbys were activated, summed over them, since the function was created."""
     problems: tuple[str, ...] = ()
     """Why replicas are not ready, in sentences, where the platform knows: one of each reason."""
-    to_zero: bool = False
+    sleeps: bool = False
     """The desired replicas are standbys, too."""
 
     @property
@@ -125,8 +125,8 @@ class FunctionState:
 
     @property
     def available(self) -> int:
-        """Ready replicas; with ``to_zero`` those of the desired ones that wait count as ready, too."""
-        if not self.to_zero:
+        """Ready replicas; with ``sleeps`` those of the desired ones that wait count as ready, too."""
+        if not self.sleeps:
             return len(self.ready)
         started = sum(replica.state in ("ready", "standby") for replica in self.replicas)
         return max(len(self.ready), min(started, self.desired_replicas))

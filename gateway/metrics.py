@@ -116,7 +116,7 @@ class GatewayMetrics:
             counts = Counter(replica.state for replica in state.replicas)
             for name in ("starting", "draining"):
                 states.add_metric([key, name], counts[name])
-            ready = state.available if state.to_zero else counts["ready"] - state.activated
+            ready = state.available if state.sleeps else counts["ready"] - state.activated
             states.add_metric([key, "ready"], ready)
             if state.standbys:
                 activated_now = max(0, counts["ready"] - ready)

@@ -28,7 +28,7 @@ class ScaleFromZero:
             if not self._enabled:
                 return state
             await self._order(state)
-        if state.to_zero and not state.ready:
+        if state.sleeps and not state.ready:
             await self._activate(spec)
         loop = asyncio.get_running_loop()
         end_s = loop.time() + self._wait_s

@@ -106,7 +106,7 @@ def burst_of(spec: FunctionSpec) -> tuple[int, bool]:
         return 0, False
     try:
         standbys, numbers = parse_burst(spec.annotations[BURST])
-        return standbys, bool(numbers.get("to_zero"))
+        return standbys, "sleep_s" in numbers
     except ValueError as error:
         raise InvalidSpecError(f"annotation {BURST}: {error}") from None
 

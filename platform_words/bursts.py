@@ -1,8 +1,8 @@
 """Annotation ``smoe.burst``: a function's standbys and the rule that activates them, such as
 ``standbys=7,headroom=1.2,spare=1,hold_s=15,look_back_s=0.5``.
 
-With ``to_zero=1`` the desired replicas wait like standbys. The controller writes it, the gateway keeps so many and
-hands the text to the ingress in the replica feed. What the numbers mean stands in
+With ``sleep_s=2`` the desired replicas wait, too, after two seconds without a request. The controller writes it, the
+gateway keeps so many and hands the text to the ingress in the replica feed. What the numbers mean stands in
 ``functions.dispatch.activation.Burst``, whose fields these are.
 """
 
@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 
 MAX_STANDBYS = 100
-_NUMBERS = ("headroom", "spare", "hold_s", "look_back_s", "to_zero")
+_NUMBERS = ("headroom", "spare", "hold_s", "look_back_s", "sleep_s")
 
 
 def parse_burst(text: str) -> tuple[int, dict[str, float]]:
@@ -35,12 +35,7 @@ def parse_burst(text: str) -> tuple[int, dict[str, float]]:
 
 def burst_text(standbys: int, numbers: Mapping[str, float]) -> str:
     """What :func:`parse_burst` reads back."""
-    given = [f"{name}={_plain(numbers[name])}" for name in _NUMBERS if name in numbers]
-    return ",".join([f"standbys={standbys}", *given])
-
-
-def _plain(number: float) -> str:
-    return str(int(number)) if isinstance(number, bool) else repr(number)
+    return ",".join([f"standbys={standbys}", *(f"{name}={numbers[name]!r}" for name in _NUMBERS if name in numbers)])
 
 
 def _allowed(name: str, value: str) -> bool:
@@ -48,9 +43,7 @@ def _allowed(name: str, value: str) -> bool:
         number = float(value)
     except ValueError:
         return False
-    if name == "to_zero":
-        return number in (0, 1)
-    return math.isfinite(number) and number >= 0 and (number > 0 or name != "look_back_s")
+    return math.isfinite(number) and number >= 0 and (number > 0 or name not in ("look_back_s", "sleep_s"))
 
 
 def _sentence(text: str) -> str:

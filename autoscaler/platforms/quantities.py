@@ -47,9 +47,7 @@ def annotations_with(annotations: Mapping[str, Any] | None, burst: Burst | None)
     others = {key: value for key, value in (annotations or {}).items() if key != BURST}
     if burst is None:
         return others
-    numbers = {name: value for name, value in asdict(burst).items() if name != "standbys"}
-    if not burst.to_zero:
-        numbers.pop("to_zero")
+    numbers = {name: value for name, value in asdict(burst).items() if name != "standbys" and value is not None}
     return {**others, BURST: burst_text(burst.standbys, numbers)}
 
 

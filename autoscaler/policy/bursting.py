@@ -27,7 +27,7 @@ class BurstingPolicy:
     def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal:
         proposal = self._policy.propose(observation, now_s, memory)
         fronts = {node.function for node in observation.nodes if node.kind == "ingress"}
-        awake = replace(self._burst, to_zero=False)  # nobody sees a request before the ingress does
+        awake = replace(self._burst, sleep_s=None)  # nobody sees a request before the ingress does
         desired = {
             name: replace(one, burst=awake if name in fronts else self._burst) for name, one in proposal.desired.items()
         }

@@ -206,14 +206,15 @@ class Node:
     def arrived(self, burst: Burst, wanted: int, activation_s: float) -> None:
         """A request has arrived at the pipeline, and ``wanted`` replicas in all are to be there."""
         now_s = self.pipeline.clock.now
-        for number in range(min(self.wanted.standbys, wanted - self.wanted.running)):
+        for number in range(min(self.wanted.standbys, max(wanted, self.wanted.replicas) - self.wanted.running)):
             if number not in self.activated:
                 replica = Replica(self.effective, self.generation, now_s + activation_s, standby=True)
                 self.activated[number] = replica
                 self.replicas.append(replica)
                 self.pipeline.clock.process(self.ready(replica))
-            self.wanted_until_s[number] = now_s + burst.hold_s
-            self.pipeline.clock.process(self.release(number, burst.hold_s))
+            hold_s = burst.held_s(number + self.wanted.running, self.wanted.replicas)
+            self.wanted_until_s[number] = now_s + hold_s
+            self.pipeline.clock.process(self.release(number, hold_s))
 
     def release(self, number: int, hold_s: float) -> Generator[simpy.Event, Any, None]:
         yield self.pipeline.clock.timeout(hold_s)
@@ -323,7 +324,6 @@ class PipelineModel:
             rate = sum(int(tokens[k]) for k in lately) / burst.look_back_s
             work = rate * self.bursts.seconds_per_token[node.info.function]
             wanted = math.ceil(burst.headroom * work + burst.spare * math.sqrt(work) - 1e-9)
-            wanted = max(1, wanted) if burst.to_zero else wanted
             node.arrived(burst, wanted, self.bursts.activation_s)
 
     def give_orders(self, orders: list[tuple[float, str, Configuration]]) -> Generator[simpy.Event, Any, None]:

@@ -36,8 +36,8 @@ TIMES_MEAN = (1.0, 1.25, 1.6, 2.0, 3.0, 4.0, 6.0)
 SHARES = (0.5, 0.7, 0.85, 1.0)
 """Part of λ that the queueing model is given for it."""
 BURSTS = tuple(
-    Burst(standbys, headroom, 1.0, hold_s, to_zero=to_zero)
-    for standbys, headroom, hold_s, to_zero in product((1, 3, 6), (1.0, 1.5), (2.0, 10.0), (False, True))
+    Burst(standbys, headroom, 1.0, hold_s, sleep_s=sleep_s)
+    for standbys, headroom, hold_s, sleep_s in product((1, 3, 6), (1.0, 1.5), (2.0, 10.0), (None, 2.0))
 )
 """Rules that burst activation is tried with."""
 WARM_UP = 1

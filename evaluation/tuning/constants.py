@@ -39,10 +39,11 @@ NAMES = ("constant", "constant-per-layer", "constant-per-expert")
 """Policies that hold such a plan, in order of freedom."""
 _AMPLE = ((1, 3), (1.0, 1.5), (2.0, 10.0))
 _LEAN = ((3, 5), (0.25, 0.75), (0.5, 3.0))
+_ASLEEP = ((1, 3), (0.25, 0.75), (1.0, 4.0))
 BURSTS = (
     *(Burst(standbys, headroom, 1.0, hold_s) for standbys, headroom, hold_s in product(*_AMPLE)),
     *(Burst(standbys, 1.0, spare, hold_s, 0.25) for standbys, spare, hold_s in product(*_LEAN)),
-    *(Burst(standbys, 1.0, spare, hold_s, 0.25, to_zero=True) for standbys, spare, hold_s in product(*_LEAN)),
+    *(Burst(standbys, 1.0, spare, 0.5, 0.25, sleep_s) for standbys, spare, sleep_s in product(*_ASLEEP)),
 )
 """Standbys that are tried: the second part with less to spare and a shorter hold, which were found to cost less, the
 third with nothing that always runs."""

@@ -73,8 +73,8 @@ CANDIDATES: Mapping[str, Sequence[Setting]] = {
     "staffing": [
         {**plan, "standbys": standbys, "spare": spare, "activation_headroom": headroom, "hold_s": hold_s}
         for plan in (
-            *_grid(load=(1.0, 0.5, 0.1), budget=(1.0, 0.5, 0.25), to_zero=(0.0,)),
-            *_grid(load=(0.1,), budget=(1.0, 0.5), to_zero=(1.0,)),
+            *_grid(load=(1.0, 0.5, 0.1), budget=(1.0, 0.5, 0.25), sleep_s=(60.0,)),
+            *_grid(load=(0.1,), budget=(1.0, 0.5), sleep_s=(2.0,)),
         )
         for standbys in (4.0, 2.0, 6.0)
         for spare, headroom in ((0.25, 0.8), (0.25, 1.0), (0.75, 1.0))

@@ -4,7 +4,7 @@ The ingress sees a request before any layer does. Tokens that arrived within a s
 replica that a token costs a function, are the work that is on its way to it: ``W`` replicas' worth. ``headroom · W +
 spare · √W`` replicas are wanted (square-root staffing: Poisson arrivals vary by the root of their mean); what exceeds
 those that always run is taken from the standbys, in all layers at the same moment, and given back a while after it was
-wanted last. With ``to_zero`` nothing always runs: between requests a function costs its memory alone.
+wanted last. With ``sleep_s`` nothing always runs: once no request came for so long, a function costs its memory alone.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ class Burst:
     """Seconds that an activated standby stays after it was wanted last."""
     look_back_s: float = 0.5
     """Seconds of arrivals that make the work."""
-    to_zero: bool = False
-    """Whether the replicas, too, wait until they are wanted; the first is with any request."""
+    sleep_s: float | None = None
+    """Seconds without a request after which the replicas, too, wait for the next one; None: they always run. The
+    ingress lets nothing sleep while it has a request; the simulator goes by arrivals alone, so it needs more seconds
+    than requests take."""
 
     def __post_init__(self) -> None:
         for name, value, holds, allowed in (
@@ -45,6 +47,7 @@ class Burst:
             ("spare", self.spare, 0 <= self.spare < np.inf, "0 or more"),
             ("hold_s", self.hold_s, 0 <= self.hold_s < np.inf, "0 or more"),
             ("look_back_s", self.look_back_s, 0 < self.look_back_s < np.inf, "above 0"),
+            ("sleep_s", self.sleep_s, self.sleep_s is None or 0 < self.sleep_s < np.inf, "above 0"),
         ):
             if not holds:
                 raise ValueError(f"burst: {name} is {value!r}; allowed is {allowed}")
@@ -55,23 +58,25 @@ class Burst:
         Worked example: headroom 1.2, spare 1 and 200 tokens/s of 0.02 s each are 4 replicas' worth: 4.8 + 2, so 7.
         """
         work = tokens_per_s * seconds_per_token
-        wanted = np.ceil(self.headroom * work + self.spare * np.sqrt(work) - 1e-9).astype(np.int64)
-        return np.maximum(wanted, 1) if self.to_zero else wanted
+        return np.ceil(self.headroom * work + self.spare * np.sqrt(work) - 1e-9).astype(np.int64)
+
+    def held_s(self, number: int, replicas: int) -> float:
+        """How long the ``number``-th replica of all, from 0, stays after it was wanted last."""
+        return self.hold_s if self.sleep_s is None or number >= replicas else self.sleep_s
 
     def running(self, replicas: int) -> int:
         """How many of ``replicas`` always run."""
-        return 0 if self.to_zero else replicas
+        return replicas if self.sleep_s is None else 0
 
     def waiting(self, replicas: int) -> int:
         """How many wait until they are wanted, next to ``replicas`` or among them."""
-        return self.standbys + (replicas if self.to_zero else 0)
+        return self.standbys + replicas - self.running(replicas)
 
 
 def burst_from(text: str) -> Burst:
     """The rule of an annotation ``smoe.burst``. Raises ValueError with a sentence."""
     standbys, numbers = parse_burst(text)
-    to_zero = bool(numbers.pop("to_zero", 0.0))
-    return Burst(standbys, **numbers, to_zero=to_zero)
+    return Burst(standbys, **numbers)
 
 
 def token_rates(arrival_s: Floats, tokens: NDArray[np.unsignedinteger], first: int, look_back_s: float) -> Floats:
@@ -121,24 +126,25 @@ class Standbys:
     """The standbys of one function, from window to window."""
 
     burst: Burst
-    count: int
-    """How many there are."""
+    replicas: int
+    """Those that were ordered: they always run, or are the first of the standbys."""
     levels: list[Level] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.levels = [Level() for _ in range(self.count)]
+        self.levels = [Level() for _ in range(self.burst.waiting(self.replicas))]
 
-    def spans(
-        self, arrival_s: Floats, wanted: Ints, replicas: int, end_s: float
-    ) -> Sequence[tuple[int, float | None, float | None]]:
+    def spans(self, arrival_s: Floats, wanted: Ints, end_s: float) -> Sequence[tuple[int, float | None, float | None]]:
         """(standby, activated, released) up to ``end_s``, in order of activation, those activated before first.
 
-        ``arrival_s`` [arrivals] seconds, ``wanted`` [arrivals] replicas in all, ``replicas``: those that always run.
+        ``arrival_s`` [arrivals] seconds, ``wanted`` [arrivals] replicas in all.
         """
-        extra = wanted - replicas
+        running = self.burst.running(self.replicas)
+        extra = np.maximum(wanted, self.replicas) - running
         spans = [
             (number, begun_s, released_s)
             for number, level in enumerate(self.levels)
-            for begun_s, released_s in level.spans(arrival_s[extra > number], self.burst.hold_s, end_s)
+            for begun_s, released_s in level.spans(
+                arrival_s[extra > number], self.burst.held_s(number + running, self.replicas), end_s
+            )
         ]
         return sorted(spans, key=lambda span: (-np.inf if span[1] is None else span[1], span[0]))

@@ -34,30 +34,43 @@ class _Group:
     def __init__(self, burst: Burst, replicas: Mapping[str, int], before: Levels | None) -> None:
         self.burst, self.functions = burst, tuple(replicas)
         self._replicas = np.array(list(replicas.values()), dtype=np.int64)
-        self._numbers = np.arange(burst.standbys)
+        self._running = np.array([burst.running(count) for count in replicas.values()], dtype=np.int64)
+        waiting = [burst.waiting(count) for count in replicas.values()]
+        self._numbers = np.arange(max(waiting))
+        there = self._numbers < np.array(waiting)[:, None]
+        self._sleeps = there & (self._numbers + self._running[:, None] < self._replicas[:, None])
+        """[functions, standbys] ordered replicas, which sleep between requests."""
+        self._hold_s = np.where(self._sleeps, burst.sleep_s or 0.0, burst.hold_s)
+        self._there = there
         self._measured: Mapping[str, float] = {}
         self._seconds: Floats = np.zeros(len(replicas))
-        self.until_s: Floats = np.full((len(replicas), burst.standbys), -np.inf)
+        self.until_s: Floats = np.full(there.shape, -np.inf)
         """[functions, standbys]: until when each is wanted."""
         for row, function in enumerate(replicas):
-            kept = np.empty(0) if before is None else before.until_s(function)[: burst.standbys]
+            kept = np.empty(0) if before is None else before.until_s(function)[: waiting[row]]
             self.until_s[row, : len(kept)] = kept
 
     def arrived(self, now_s: float, tokens_per_s: float, seconds_per_token: Mapping[str, float]) -> None:
         if seconds_per_token is not self._measured:
             self._measured = seconds_per_token
             self._seconds = np.array([seconds_per_token.get(function, 0.0) for function in self.functions])
-        wanted = self.burst.wanted(tokens_per_s * self._seconds, 1.0)
-        beyond = self._numbers < (wanted - self._replicas)[:, None]
-        self.until_s[beyond] = now_s + self.burst.hold_s
+        wanted = np.maximum(self.burst.wanted(tokens_per_s * self._seconds, 1.0), self._replicas)
+        beyond = self._there & (self._numbers < (wanted - self._running)[:, None])
+        self.until_s[beyond] = now_s + self._hold_s[beyond]
+
+    def stay(self, now_s: float, looked_s: float) -> None:
+        """What was awake when it was ``looked`` at falls asleep ``sleep_s`` from now at the earliest."""
+        awake = self._sleeps & (self.until_s > looked_s)
+        self.until_s[awake] = now_s + self._hold_s[awake]
 
 
 class Levels:
-    """How many standbys of each function are wanted now. ``rules``: function → rule, and replicas that always run;
+    """How many standbys of each function are wanted now. ``rules``: function → rule, and replicas that were ordered;
     ``before``: what is activated stays so where a rule changes."""
 
     def __init__(self, rules: Mapping[str, tuple[Burst, int]], before: Levels | None = None) -> None:
         self.rules = dict(rules)
+        self._looked_s: float = -np.inf if before is None else before._looked_s
         self._arrivals: dict[float, Arrivals]
         bursts = dict.fromkeys(burst for burst, _ in rules.values())
         kept: Mapping[float, Arrivals] = {} if before is None else before._arrivals
@@ -81,8 +94,14 @@ class Levels:
         for group in self._groups:
             group.arrived(now_s, rates[group.burst.look_back_s], seconds_per_token)
 
+    def stay(self, now_s: float) -> None:
+        """Requests are still under way: what serves them does not fall asleep."""
+        for group in self._groups:
+            group.stay(now_s, self._looked_s)
+
     def counts(self, now_s: float) -> dict[str, int]:
         """Function → standbys that are wanted now; functions of which none is wanted are left out."""
+        self._looked_s = now_s
         counts: dict[str, int] = {}
         for group in self._groups:
             of_each = (group.until_s > now_s).sum(axis=1)

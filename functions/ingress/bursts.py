@@ -12,9 +12,8 @@ import asyncio
 import logging
 import uuid
 from collections import deque
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -118,6 +117,7 @@ class BurstActivation:
         """When the first request came that found too little and is not reported yet."""
         self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
+        self._under_way = 0
         self._meter = WorkMeter(dispatcher, self._functions, loop.time())
         self._refused: set[str] = set()
         self.openings: deque[Opening] = deque(maxlen=KEPT)
@@ -130,14 +130,26 @@ class BurstActivation:
             if not text:
                 continue
             try:
-                burst, desired = burst_from(text), table[name].desired
-                rules[name] = replace(burst, standbys=burst.waiting(desired)), burst.running(desired)
+                rules[name] = burst_from(text), table[name].desired
             except ValueError as error:
                 if text not in self._refused:
                     log.warning("the standbys of %s are not used: %s", name, error)
                 self._refused.add(text)
         if rules != self._levels.rules:
             self._levels = Levels(rules, self._levels)
+            self._refresh(self._loop.time())
+
+    @contextmanager
+    def serving(self, tokens: int) -> Iterator[None]:
+        """A request of ``tokens``, from its arrival to its answer: no replica falls asleep meanwhile."""
+        self.arrived(tokens)
+        self._under_way += 1
+        try:
+            yield
+            self.answered(tokens)
+        finally:
+            self._levels.stay(self._loop.time())
+            self._under_way -= 1
             self._refresh(self._loop.time())
 
     def arrived(self, tokens: int) -> None:
@@ -187,6 +199,8 @@ class BurstActivation:
 
     def _refresh(self, now_s: float) -> None:
         """Have the levels reported if they changed, and look again when the next standby is no longer wanted."""
+        if self._under_way:
+            self._levels.stay(now_s)
         counts = self._levels.counts(now_s)
         if counts != self._counts:
             if self._begun_s is None and any(count > self._counts.get(name, 0) for name, count in counts.items()):

@@ -234,10 +234,8 @@ class Ingress:
         if self._bursts is None:
             return await self._passes.run(ids, answers, context)
         tokens = sum(map(len, ids)) + sum(map(len, answers or ()))
-        self._bursts.arrived(tokens)
-        reply = await self._passes.run(ids, answers, context)
-        self._bursts.answered(tokens)
-        return reply
+        with self._bursts.serving(tokens):
+            return await self._passes.run(ids, answers, context)
 
     def _update(self, table: Mapping[str, FunctionReplicas]) -> None:
         self.dispatcher.update(table)

@@ -50,11 +50,14 @@ AXES = (
     Axis("spare", 0.0, 1.6),
     Axis("hold_s", 0.25, 8.0, log=True),
     Axis("budget", 0.15, 1.0, log=True),
-    Axis("to_zero", 0.0, 1.0),
+    Axis("sleep_s", 1.0, 60.0, log=True),
 )
 """``load``: times its calls in the last window that are planned for; ``standbys``, ``headroom``, ``spare`` and
 ``hold_s`` of :class:`functions.dispatch.activation.Burst`; ``budget``: part of what λ leaves the experts that their
-mean seconds may take, of which the mean over all experts counts; ``to_zero``: from 0.5 on the replicas wait, too."""
+mean seconds may take, of which the mean over all experts counts; ``sleep_s``: seconds without a request after
+which replicas wait, too, below :data:`ALWAYS_S`."""
+ALWAYS_S = 30.0
+"""``sleep_s`` from which on replicas always run."""
 NAMES = tuple(axis.name for axis in AXES)
 LOOK_BACK_S = 0.25
 """Seconds of arrivals that activate standbys: fixed, the shorter of two that were tried; in some hours half a second is
@@ -104,11 +107,11 @@ class Staffing:
 
 
 def _burst(standbys: int, values: Mapping[str, Floats], place: int) -> Burst | None:
-    to_zero = bool(values["to_zero"][place] >= 0.5)
-    if not standbys and not to_zero:
+    sleep_s = round(float(values["sleep_s"][place]), 3)
+    if not standbys and sleep_s >= ALWAYS_S:
         return None
     headroom, spare, hold_s = (round(float(values[name][place]), 3) for name in ("headroom", "spare", "hold_s"))
-    return Burst(standbys, headroom, spare, hold_s, LOOK_BACK_S, to_zero)
+    return Burst(standbys, headroom, spare, hold_s, LOOK_BACK_S, sleep_s if sleep_s < ALWAYS_S else None)
 
 
 def granted(

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from autoscaler.checked import NotNegative, Positive, PositiveShare, Share
+from autoscaler.checked import NotNegative, Positive, PositiveShare
 from autoscaler.contract import Configuration, Memory, Observation, Policy, Proposal
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making
@@ -116,8 +116,8 @@ class RuleSettings(PlannerSettings):
     """Seconds that an activated standby stays after it was wanted last."""
     budget: PositiveShare = 0.8
     """Part of what λ leaves the experts that a plan's mean seconds may take."""
-    to_zero: Share = 0.0
-    """From 0.5 on nothing always runs: replicas, too, wait until they are wanted."""
+    sleep_s: Positive = 60.0
+    """Seconds without a request after which replicas wait for the next one; from 30 on they always run."""
 
     @property
     def values(self) -> dict[str, float]:

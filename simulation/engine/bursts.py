@@ -76,7 +76,7 @@ class Bursts:
             return
         arrival_s = self._requests.arrival_s[self._first : self._last]
         wanted = standbys.burst.wanted(self._rate(standbys.burst.look_back_s), self._seconds_per_token(node))
-        for number, begun_s, released_s in standbys.spans(arrival_s, wanted, configuration.running, end_s):
+        for number, begun_s, released_s in standbys.spans(arrival_s, wanted, end_s):
             if begun_s is not None:
                 fleet.activate(node, number, begun_s, self.settings.activation_s)
             if released_s is not None:
@@ -88,7 +88,7 @@ class Bursts:
         if after is not None:
             self._standbys[node] = after
         for number, level in enumerate(before.levels if before else ()):
-            if after is not None and number < after.count:
+            if after is not None and number < len(after.levels):
                 after.levels[number] = level
             elif level.until_s is not None:
                 fleet.release(node, number, now_s)
@@ -122,4 +122,4 @@ class Bursts:
 
 
 def _standbys_of(configuration: Configuration) -> Standbys | None:
-    return None if configuration.burst is None else Standbys(configuration.burst, configuration.standbys)
+    return None if configuration.burst is None else Standbys(configuration.burst, configuration.replicas)

@@ -193,7 +193,7 @@ class Simulation:
         self.fleet.order(node, target, self.now_s)
         if self._bursts is not None and target.gpu_share != before.gpu_share:
             self._bursts.replace(node, self.fleet, self.now_s)
-        if self._bursts is not None and (target.burst, target.standbys) != (before.burst, before.standbys):
+        if self._bursts is not None and (target.burst, target.replicas) != (before.burst, before.replicas):
             self._bursts.change(node, self.fleet, target, self.now_s)
 
     def configuration(self, function: str) -> Configuration:

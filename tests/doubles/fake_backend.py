@@ -400,7 +400,7 @@ class FakeBackend(Changes):
             restarts=function.restarts,
             standbys=function.standbys(),
             activated=min(function.activated, function.standbys()),
-            to_zero=burst_of(function.spec)[1],
+            sleeps=burst_of(function.spec)[1],
         )
 
     def _open(self, function: _Function) -> None:

@@ -70,9 +70,9 @@ def test_a_burst_has_standbys_serve_calls_and_they_wait_again_after_it(running: 
     until("standbys wait again", lambda: states() == ["ready", "standby", "standby"])
     assert ask(running) == 200
 
-    to_zero = replace(target, burst=Burst(1, hold_s=1.0, to_zero=True))
-    platform.apply(name, target, to_zero)
+    asleep = replace(target, burst=Burst(1, hold_s=1.0, sleep_s=1.0))
+    platform.apply(name, target, asleep)
     until("nothing runs", lambda: states() == ["standby", "standby"])
-    assert platform.configurations()[name] == to_zero
+    assert platform.configurations()[name] == asleep
     until("a request finds one activated", lambda: ask(running) == 200 and "ready" in states())
     until("nothing runs again", lambda: states() == ["standby", "standby"])

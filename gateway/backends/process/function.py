@@ -134,7 +134,7 @@ class ManagedFunction:
             self._activated(),
             self._caller_key,
             self._standing.activated_s(),
-            to_zero=self.prepared.to_zero,
+            sleeps=self.prepared.sleeps,
         )
 
     @property
@@ -145,7 +145,7 @@ class ManagedFunction:
     @property
     def _running(self) -> int:
         """Those of the desired replicas that always take calls."""
-        return 0 if self.prepared.to_zero else self.desired
+        return 0 if self.prepared.sleeps else self.desired
 
     def activate(self, count: int) -> None:
         """So many standbys are to be activated, of those that there are."""

@@ -42,7 +42,7 @@ class Prepared:
     """Keeps memory on the GPUs without a share."""
     standbys: int = 0
     """Replicas on top of the desired ones, which wait until they are activated."""
-    to_zero: bool = False
+    sleeps: bool = False
     """The desired ones wait, too."""
 
     def needs_new_processes(self, other: Prepared) -> bool:
@@ -120,13 +120,13 @@ def prepare(
 
 def _standbys(spec: FunctionSpec) -> tuple[int, bool]:
     """Raises InvalidSpecError."""
-    standbys, to_zero = burst_of(spec)
-    if (standbys or to_zero) and gpu_tenths(spec):
+    standbys, sleeps = burst_of(spec)
+    if (standbys or sleeps) and gpu_tenths(spec):
         raise InvalidSpecError(
             f"annotation {BURST}: a function with a GPU share has no standbys, since a process keeps the share that it "
             "was started with"
         )
-    return standbys, to_zero
+    return standbys, sleeps
 
 
 def _group(spec: FunctionSpec, entry: str) -> str:

@@ -65,7 +65,7 @@ def test_a_standby_costs_its_memory_and_a_replica_while_it_is_activated(
 
 def test_nothing_that_always_runs_costs_memory_and_what_was_activated() -> None:
     """One replica that waits and three standbys for ten seconds, activated for four of the forty."""
-    waiting = replace(configuration(), burst=Burst(3, to_zero=True))
+    waiting = replace(configuration(), burst=Burst(3, sleep_s=2.0))
     node = observed(NODE, activated_s=4.0, configuration=waiting)
     assert function_cost([node], 10.0, PRICES).provisioned == pytest.approx(36 * 0.25 + 4 * 2.25)
 

@@ -66,26 +66,26 @@ def test_a_cluster_must_have_the_cores_of_activated_standbys() -> None:
     assert needs(BURSTING) == needs(PLAIN.with_replicas(9))
 
 
-def test_with_to_zero_replicas_count_as_standbys() -> None:
+def test_replicas_that_sleep_count_as_standbys() -> None:
     """Two replicas and seven standbys: nine that wait, and all of them need their cores when they are activated."""
-    prices, waiting = load_prices(), replace(PLAIN, burst=replace(BURST, to_zero=True))
+    prices, waiting = load_prices(), replace(PLAIN, burst=replace(BURST, sleep_s=2.0))
     assert (waiting.replicas, waiting.running, waiting.standbys) == (2, 0, 9)
     assert per_hour(waiting, prices) == pytest.approx(9 * 0.5 * prices.memory_gib_s * 3600)
     assert needs(waiting) == needs(BURSTING)
 
 
-@pytest.mark.parametrize("burst", [None, BURST, replace(BURST, to_zero=True), Burst(0, to_zero=True)])
+@pytest.mark.parametrize("burst", [None, BURST, replace(BURST, sleep_s=2.0), Burst(0, sleep_s=2.0)])
 def test_an_annotation_holds_all_of_a_rule(burst: Burst | None) -> None:
     annotations = annotations_with({"other": "1"}, burst)
     assert burst_from(annotations) == burst
-    assert "to_zero" not in str(annotations) or (burst is not None and burst.to_zero)
+    assert ("sleep_s" in str(annotations)) == (burst is not None and burst.sleep_s is not None)
 
 
 def test_the_ingress_always_runs() -> None:
     """Nobody sees a request before it does."""
     seen = observation()
     desired = {node.function: PLAIN for node in seen.nodes}
-    policy = BurstingPolicy(Always(desired), replace(BURST, to_zero=True))
+    policy = BurstingPolicy(Always(desired), replace(BURST, sleep_s=2.0))
     proposed = policy.propose(seen, 0.0, None).desired
     kinds = {node.function: node.kind for node in seen.nodes}
     assert {"ingress", "expert"} <= set(kinds.values())

@@ -49,10 +49,10 @@ def test_a_standby_is_active_while_the_last_hold_asks_for_it_however_time_is_cut
     arrival_s: np.ndarray, counts: list[int], hold_s: float, replicas: int, window_s: float
 ) -> None:
     wanted = np.array(counts[: arrival_s.size])
-    standbys, active, begun_at = Standbys(Burst(4, hold_s=hold_s), 4), [], {}
+    standbys, active, begun_at = Standbys(Burst(4, hold_s=hold_s), replicas), [], {}
     for end_s in np.arange(window_s, arrival_s[-1] + hold_s + 2 * window_s, window_s):
         inside = (arrival_s >= end_s - window_s) & (arrival_s < end_s)
-        for number, begun_s, released_s in standbys.spans(arrival_s[inside], wanted[inside], replicas, float(end_s)):
+        for number, begun_s, released_s in standbys.spans(arrival_s[inside], wanted[inside], float(end_s)):
             if begun_s is not None:
                 begun_at[number] = begun_s
             if released_s is not None:

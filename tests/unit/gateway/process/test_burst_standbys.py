@@ -76,8 +76,8 @@ async def test_a_standby_has_next_to_no_cpu_until_it_is_activated(running: Start
         await eventually(lambda: sorted(cores(backend).values()) == [0.125, 1.0])
 
 
-async def test_with_to_zero_the_desired_replica_waits_too_and_counts_as_available(backend: ProcessBackend) -> None:
-    await backend.create(spec("f", annotations={"smoe.burst": "standbys=1,to_zero=1"}, limits={"cpu": "1"}), 1)
+async def test_between_requests_the_desired_replica_waits_too_and_counts_as_available(backend: ProcessBackend) -> None:
+    await backend.create(spec("f", annotations={"smoe.burst": "standbys=1,sleep_s=2"}, limits={"cpu": "1"}), 1)
     waiting = await until(backend, "f", lambda s: states(s) == ["standby", "standby"])
     assert (waiting.desired_replicas, waiting.standbys, waiting.activated, waiting.available) == (1, 2, 0, 1)
     await activate(backend, 1)
@@ -89,7 +89,7 @@ async def test_with_to_zero_the_desired_replica_waits_too_and_counts_as_availabl
 
 
 async def test_a_call_that_no_ingress_announced_activates_a_waiting_replica(backend: ProcessBackend) -> None:
-    await backend.create(spec("f", annotations={"smoe.burst": "standbys=0,to_zero=1"}, limits={"cpu": "1"}), 1)
+    await backend.create(spec("f", annotations={"smoe.burst": "standbys=0,sleep_s=2"}, limits={"cpu": "1"}), 1)
     waiting = await until(backend, "f", lambda s: states(s) == ["standby"])
     state = await ScaleFromZero(backend, enabled=False, wait_s=60.0).ready_state(waiting)
     assert states(state) == ["ready"]

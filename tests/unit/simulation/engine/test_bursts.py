@@ -48,7 +48,7 @@ def random_bursts(generator: np.random.Generator, functions: list[str]) -> tuple
             spare=generator.uniform(0, 2),
             hold_s=float(generator.choice([0.01, 0.05, 0.4, 3.0])),
             look_back_s=generator.uniform(0.1, 1.0),
-            to_zero=bool(generator.random() < 0.4),
+            sleep_s=float(generator.choice([0.35, 2.0])) if generator.random() < 0.4 else None,
         )
         for function in chosen
     }
@@ -131,7 +131,7 @@ def test_activated_seconds_are_those_from_the_first_to_the_last_request_for_it_a
 def test_with_nothing_that_always_runs_a_request_after_a_pause_waits_for_an_activation() -> None:
     """Two requests in a row and one after a pause: the first and the last find nothing activated."""
     pipeline, requests = one_expert([1.0, 1.5, 9.0], [1, 1, 1], Arithmetic(base_s=1e-9, token_s=0.1, power=0.0))
-    burst = Burst(1, headroom=1.0, spare=0.0, hold_s=2.0, look_back_s=0.2, to_zero=True)
+    burst = Burst(1, headroom=1.0, spare=0.0, hold_s=0.5, look_back_s=0.2, sleep_s=2.0)
     quick = {**initial(pipeline), **{n.function: configuration(4, cpu_cores=1e6) for n in pipeline.segments}}
     start = with_standbys(quick, {EXPERT: burst})
     simulation = Simulation(pipeline, requests, start, bursts=BurstSettings(0.3))
