@@ -56,18 +56,25 @@ TOLERATED = 0.005
 """Share of windows by which the chosen setting may break the SLO more often than the best one."""
 CONSTANTS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0)
 """Times its mean work that an expert is staffed for."""
-SLEEP_S = 2.0
-"""Seconds without a request after which a sleeping expert's replica waits."""
-BURSTS = tuple(
-    (floor, Burst(standbys, headroom, spare, hold_s, sleep_s=SLEEP_S if floor is None else None))
-    for floor in (None, 0.0, 1.0, 2.0)
-    for standbys in (3, 7, 20)
-    for headroom in (1.0, 2.0)
-    for spare in (1.0, 2.0)
-    for hold_s in (2.0, 10.0)
+BURSTS = (
+    *(
+        (floor, Burst(standbys, headroom, spare, hold_s))
+        for floor in (0.0, 1.0, 2.0)
+        for standbys in (7, 20)
+        for headroom in (1.0, 2.0)
+        for spare in (1.0, 2.0)
+        for hold_s in (2.0, 10.0)
+    ),
+    *(
+        (0.0, Burst(standbys, headroom, spare, 2.0, sleep_s=sleep_s))
+        for sleep_s in (0.5, 2.0)
+        for standbys in (3, 7)
+        for headroom in (1.0, 2.0)
+        for spare in (1.0, 2.0)
+    ),
 )
-"""Times its mean work of the validation hours that an expert always has replicas for (0: one; None: one that sleeps),
-and the rule."""
+"""Times its mean work of the validation hours that an expert always has replicas for (0: one replica, which in the last
+sixteen sleeps between requests), and the rule."""
 FINENESS, LARGEST = 1.1, 64.0
 """Steps between two constants in hindsight, and the most times its mean work that an expert is staffed for there."""
 COLUMNS = ("burst tuned", "constant tuned", "burst in hindsight", "constant in hindsight")
@@ -249,8 +256,8 @@ def main(
         }
         for floor, rule in BURSTS:
             name = f"{rule.standbys} standbys, k={rule.headroom:g} z={rule.spare:g}, hold {rule.hold_s:g} s"
-            name = f"sleeping, {name}" if floor is None else f"floor {floor:g}, {name}"
-            settings[name] = constant(mean_work, floor or 0.0), rule
+            name = f"floor {floor:g}, {name}"
+            settings[f"{name}, sleep {rule.sleep_s:g} s" if rule.sleep_s else name] = constant(mean_work, floor), rule
         rules = [name for name, (_, burst) in settings.items() if burst is not None]
         tried = {}
         for number, (name, setting) in enumerate(settings.items()):

@@ -83,9 +83,9 @@ CANDIDATES: Mapping[str, Sequence[Setting]] = {
 }
 
 
-_STANDBYS = [{"burst": asdict(burst)} for burst in BURSTS]
-_SOME_STANDBYS = [_STANDBYS[place] for place in (1, 6, 8, 11, 13, 14, *range(16, len(BURSTS), 2))]
-"""Of each part every number of standbys, headroom or spare, and hold."""
+_STANDBYS = [{"burst": {key: value for key, value in asdict(burst).items() if value is not None}} for burst in BURSTS]
+_SOME_STANDBYS = [_STANDBYS[place] for place in (1, 6, 8, 13, 16, 18, 21, 23)]
+"""Of each part some: every number of standbys, headroom or spare, hold, and seconds until replicas sleep."""
 
 
 def candidates_of(policy: str) -> Sequence[Setting]:

@@ -50,13 +50,13 @@ AXES = (
     Axis("spare", 0.0, 1.6),
     Axis("hold_s", 0.25, 8.0, log=True),
     Axis("budget", 0.15, 1.0, log=True),
-    Axis("sleep_s", 1.0, 60.0, log=True),
+    Axis("sleep_s", 0.5, 60.0, log=True),
 )
 """``load``: times its calls in the last window that are planned for; ``standbys``, ``headroom``, ``spare`` and
 ``hold_s`` of :class:`functions.dispatch.activation.Burst`; ``budget``: part of what λ leaves the experts that their
 mean seconds may take, of which the mean over all experts counts; ``sleep_s``: seconds without a request after
 which replicas wait, too, below :data:`ALWAYS_S`."""
-ALWAYS_S = 30.0
+ALWAYS_S = 15.0
 """``sleep_s`` from which on replicas always run."""
 NAMES = tuple(axis.name for axis in AXES)
 LOOK_BACK_S = 0.25

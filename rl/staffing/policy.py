@@ -117,7 +117,7 @@ class RuleSettings(PlannerSettings):
     budget: PositiveShare = 0.8
     """Part of what λ leaves the experts that a plan's mean seconds may take."""
     sleep_s: Positive = 60.0
-    """Seconds without a request after which replicas wait for the next one; from 30 on they always run."""
+    """Seconds without a request after which replicas wait for the next one; from 15 on they always run."""
 
     @property
     def values(self) -> dict[str, float]:

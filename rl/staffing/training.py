@@ -30,7 +30,7 @@ from rl.staffing.networks import StaffingActor
 from rl.staffing.risk import RiskSettings
 from rl.staffing.warm_start import clone, fill
 
-START = {"load": 0.5, "standbys": 4.0, "headroom": 1.0, "spare": 0.75, "hold_s": 3.0, "budget": 0.8}
+START = {"load": 0.5, "standbys": 4.0, "headroom": 1.0, "spare": 0.75, "hold_s": 3.0, "budget": 0.8, "sleep_s": 20.0}
 """What is decided before anything was learnt: settings that keep λ in most hours."""
 BEST = "actor.safetensors"
 WARM_UP = 4

@@ -23,7 +23,15 @@ def test_an_axis_ends_at_its_bounds_and_comes_back(axis) -> None:
 
 
 def test_values_beyond_an_axis_are_taken_to_its_end() -> None:
-    values = {"load": 99.0, "standbys": -1.0, "headroom": 1.0, "spare": 0.8, "hold_s": 99.0, "budget": 1e-3}
+    values = {
+        "load": 99.0,
+        "standbys": -1.0,
+        "headroom": 1.0,
+        "spare": 0.8,
+        "hold_s": 99.0,
+        "budget": 1e-3,
+        "sleep_s": 0.1,
+    }
     assert action_of(values)[[0, 1, 4, 5]].tolist() == [1.0, -1.0, 1.0, -1.0]
 
 

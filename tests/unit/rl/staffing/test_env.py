@@ -18,7 +18,7 @@ from simulation.engine.requests import draw_requests
 from simulation.workloads.paper import paper_workload
 from tests.unit.rl.env.builders import REFERENCE, START
 
-VALUES = {"load": 0.5, "standbys": 2.0, "headroom": 1.0, "spare": 0.5, "hold_s": 1.0, "budget": 0.5}
+VALUES = {"load": 0.5, "standbys": 2.0, "headroom": 1.0, "spare": 0.5, "hold_s": 1.0, "budget": 0.5, "sleep_s": 60.0}
 
 
 def episodes(rate: float = 30.0) -> Iterator[Episode]:

@@ -15,7 +15,9 @@ from rl.staffing.export import load, save
 from rl.staffing.networks import NUMBERS, StaffingActor, StaffingCritic
 from tests.unit.rl.agent.conftest import make_batch, make_space
 
-START = action_of({"load": 0.5, "standbys": 3.0, "headroom": 1.0, "spare": 0.7, "hold_s": 2.0, "budget": 0.6})
+START = action_of(
+    {"load": 0.5, "standbys": 3.0, "headroom": 1.0, "spare": 0.7, "hold_s": 2.0, "budget": 0.6, "sleep_s": 20.0}
+)
 SIZES = networks_of(width=16, hidden=16)
 
 

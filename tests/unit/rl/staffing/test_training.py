@@ -55,7 +55,7 @@ def test_the_replay_holds_what_every_window_cost_and_risked() -> None:
     drawn = buffer.drawn(50, np.random.default_rng(1))
     rewards = buffer.rewards[: buffer.pos]
     assert -rewards == pytest.approx(buffer.costs[: buffer.pos].sum((2, 3)) + buffer.risks[: buffer.pos], rel=1e-5)
-    assert drawn.actions.shape == (50, 2, 2, 6) and drawn.costs.shape == (50, 2, 2) and drawn.risks.shape == (50,)
+    assert drawn.actions.shape == (50, 2, 2, 7) and drawn.costs.shape == (50, 2, 2) and drawn.risks.shape == (50,)
     assert bool((drawn.costs > 0).all()) and float(drawn.risks.min()) >= risk(None, RiskSettings())
 
 
@@ -63,7 +63,7 @@ def test_the_replay_holds_what_every_window_cost_and_risked() -> None:
 def test_a_clone_comes_to_its_labels() -> None:
     model = stepped()
     buffer = model.replay_buffer
-    labels = np.broadcast_to(action_of(VALUES | {"standbys": 6.0}), (buffer.pos, 2, 6))
+    labels = np.broadcast_to(action_of(VALUES | {"standbys": 6.0}), (buffer.pos, 2, 7))
     first = clone(model, labels, 10, 8)
     assert clone(model, labels, 200, 8) < 0.1 * first
 
@@ -86,7 +86,7 @@ def test_actions_of_the_policy_are_within_bounds() -> None:
     model = learner()
     assert isinstance(model.actor, ActorOfPolicy)
     actions, _ = model.predict(model.get_env().reset(), deterministic=True)
-    assert actions.shape == (2, 2 * 2 * 7) and np.abs(actions).max() <= 1.0
+    assert actions.shape == (2, 2 * 2 * 8) and np.abs(actions).max() <= 1.0
 
 
 @pytest.mark.slow
