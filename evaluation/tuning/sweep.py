@@ -85,7 +85,7 @@ CANDIDATES: Mapping[str, Sequence[Setting]] = {
 
 _STANDBYS = [{"burst": {key: value for key, value in asdict(burst).items() if value is not None}} for burst in BURSTS]
 _SOME_STANDBYS = [_STANDBYS[place] for place in (1, 6, 8, 13, 16, 18, 21, 23)]
-"""Of each part some: every number of standbys, headroom or spare, hold, and seconds until replicas sleep."""
+"""Some of each part: every number of standbys, headroom or spare, hold, and seconds until replicas sleep."""
 
 
 def candidates_of(policy: str) -> Sequence[Setting]:

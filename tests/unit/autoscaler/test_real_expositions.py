@@ -56,7 +56,7 @@ class Texts:
     """A decoder's loop: two texts in iterations on 6 of 24 pages, one waits."""
 
     def __init__(self) -> None:
-        self.measures, self.phases, self.queued = Measures(), None, 1
+        self.measures = Measures()
         self.waiting = Waiting(deque([None]))  # type: ignore[list-item]
         self.runs = [SimpleNamespace(texts=[None] * 2, pages=6, instance=SimpleNamespace(pages=24))]
         self.phases = None  # every instance does both
@@ -66,10 +66,6 @@ class Texts:
         return len(self.waiting.texts)
 
     def document(self) -> dict[str, list[object]]:
-        return {"instances": []}
-
-    def document(self) -> dict[str, list[object]]:
-        """No instance is described: only a schedule of phases has those series."""
         return {"instances": []}
 
     def write(self, tokens: int, first_s: float, next_s: float) -> None:
