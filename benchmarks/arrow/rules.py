@@ -5,7 +5,7 @@ All are this project's readings of descriptions, on the same bookkeeping and pro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from functions.scheduling.arrow import Arrow, Cost
 from functions.scheduling.cluster import Instance, Role, Scheduler
@@ -18,33 +18,43 @@ def prefill_end_s(instance: Instance, tokens: int) -> float:
     return instance.prefill_s + instance.profile.prefill.seconds(tokens)
 
 
-def interval_s(instance: Instance, more: int = 0) -> float:
-    """Predicted token interval with ``more`` tokens in the batch."""
-    return instance.profile.decode.seconds(instance.decode_tokens + more)
-
-
 class XllmRule(Scheduler):
     """The thresholds of xllm-service (xLLM-AI/xllm-service at 73d5e00, instance_mgr.cpp).
 
     A prompt that no prefill instance computes in time goes to the least loaded decode instance, if that has room below
     (n_D - 1) / n_D of TPOT; a prefill instance changes when no decode instance keeps TPOT, a decode instance as soon as
-    it is empty."""
+    it is empty. Its TPOT is a + b · texts + c · tokens, hence a model of both."""
+
+    def __init__(
+        self,
+        profiles: Mapping[int, Profile],
+        targets: Targets,
+        prefill: int,
+        decode_s: Callable[[int, int], float],
+    ) -> None:
+        """``decode_s``: seconds of an iteration by texts and tokens in the batch."""
+        super().__init__(profiles, targets, prefill)
+        self._decode_s = decode_s
+
+    def _interval_s(self, instance: Instance, texts: int = 0, tokens: int = 0) -> float:
+        """Predicted token interval with so much more in the batch."""
+        return self._decode_s(len(instance.decodes) + texts, instance.decode_tokens + tokens)
 
     def choose_prefill(self, tokens: int, now_s: float) -> Instance:
         best = min(self.pool(Role.PREFILL), key=lambda one: prefill_end_s(one, tokens))
         decoding = self.having(Role.DECODE)
         if prefill_end_s(best, tokens) <= self.targets.ttft_s or not decoding:
             return best
-        least = min(decoding, key=interval_s)
-        room = interval_s(least) < self.targets.tpot_s * (len(decoding) - 1) / len(decoding)
+        least = min(decoding, key=self._interval_s)
+        room = self._interval_s(least) < self.targets.tpot_s * (len(decoding) - 1) / len(decoding)
         return least if room else best
 
     def choose_decode(self, tokens: int, prefilled_on: Instance, now_s: float) -> Instance:
         if prefilled_on.role is Role.DECODE:
             return prefilled_on
-        least = min(self.pool(Role.DECODE), key=lambda one: interval_s(one, tokens))
+        least = min(self.pool(Role.DECODE), key=lambda one: self._interval_s(one, 1, tokens))
         prefilling, decoding = self.having(Role.PREFILL), self.having(Role.DECODE)
-        if interval_s(least, tokens) <= self.targets.tpot_s or len(prefilling) < 2:
+        if self._interval_s(least, 1, tokens) <= self.targets.tpot_s or len(prefilling) < 2:
             return least
         mean_s = sum(one.prefill_s for one in prefilling) / len(prefilling)
         idle = mean_s < self.targets.ttft_s * (len(prefilling) - 1) / len(prefilling)

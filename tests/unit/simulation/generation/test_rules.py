@@ -15,14 +15,18 @@ PROFILES = dict.fromkeys(range(4), Profile(PrefillModel(0.0, 1e-3, 0.0), DecodeM
 TARGETS = Targets(ttft_s=1.0, tpot_s=0.1)
 
 
+def by_tokens(texts: int, tokens: int) -> float:
+    return tokens * 1e-4
+
+
 def test_xllm_sends_a_late_prompt_to_a_decode_instance_with_room() -> None:
-    scheduler = XllmRule(PROFILES, TARGETS, 2)
+    scheduler = XllmRule(PROFILES, TARGETS, 2, by_tokens)
     assert [scheduler.prefill(at, 900, 0.0) for at in range(3)] == [0, 1, 2]
     assert scheduler.decode(2, 0.0) == 2 and scheduler.flips == 0
 
 
 def test_xllm_flips_a_prefill_instance_when_no_decode_keeps_tpot_and_an_empty_decode_back() -> None:
-    scheduler = XllmRule(PROFILES, TARGETS, 2)
+    scheduler = XllmRule(PROFILES, TARGETS, 2, by_tokens)
     names = []
     for request in range(3):
         scheduler.prefill(request, 990, 0.0)
@@ -50,7 +54,7 @@ def test_a_known_length_keeps_a_decode_off_an_instance_that_will_be_full() -> No
 @pytest.mark.parametrize(
     "make",
     [
-        lambda profiles, outputs: XllmRule(profiles, TARGETS, 2),
+        lambda profiles, outputs: XllmRule(profiles, TARGETS, 2, Hardware().decode_s),
         lambda profiles, outputs: ConvertibleDecoders(profiles, TARGETS, 2),
         lambda profiles, outputs: OracleArrow(profiles, TARGETS, 2, outputs),
     ],
