@@ -59,7 +59,8 @@ class LayerStep:
 def expert_inputs(dense: DenseDecoder, ids: Tensor, layers: Sequence[int]) -> dict[int, Tensor]:
     """State before the feed-forward part of each of ``layers``, ``[B·L, d]``, of the texts ``ids [B, L]``."""
     parts: dict[int, list[Tensor]] = {layer: [] for layer in layers}
-    with torch.inference_mode():
+    # no inference mode: tables of positions are kept, and of a batch of one text the gradient goes through them
+    with torch.no_grad():
         for begin in range(0, len(ids), 8):
             states = dense.residuals(ids[begin : begin + 8])
             for layer in layers:
@@ -75,13 +76,13 @@ def sensitivity(
     ``states``: from ``expert_inputs`` of other texts, what groups and first routers come from; ``make`` builds a
     layer's experts from its normalised states ``[T, d]``.
     """
-    with torch.inference_mode():
+    with torch.no_grad():
         residuals = dense.residuals(ids)
         whole = dense.loss(ids, residuals[-1])
     grown = {}
     for layer, state in sorted(states.items()):
         mixture = make(layer, dense.blocks[layer].norm(state))
-        with torch.inference_mode():
+        with torch.no_grad():
             last = dense.onward(ids, layer, residuals[layer], {layer: mixture})
             grown[layer] = float(dense.loss(ids, last) - whole)
     return grown

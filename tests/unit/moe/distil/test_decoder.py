@@ -20,7 +20,7 @@ from moe.dense import load_adapter
 from moe.distil import decode, prose
 from moe.distil.commands import distil
 from moe.distil.decoder import DenseDecoder
-from moe.distil.layers import DecoderRecipe, layer_loss, maker, sensitivity, train_jointly, train_layer
+from moe.distil.layers import DecoderRecipe, expert_inputs, layer_loss, maker, sensitivity, train_jointly, train_layer
 from moe.distil.measure import busiest_over_mean
 from moe.distil.mixture import Mixture
 from moe.distil.perplexity import compare, summary
@@ -101,6 +101,13 @@ def test_layers_trained_together_come_closer_to_the_dense_model(dense: DenseDeco
     modules = {layer: mixture(dense, ids, layer) for layer in (0, 2)}
     losses = train_jointly(modules, dense, ids.repeat(4, 1), replace(RECIPE, joint=2048, joint_rate=1e-2))
     assert len(losses) == 32 and sum(losses[-8:]) < 0.8 * sum(losses[:8])
+
+
+def test_a_batch_of_one_text_trains_after_states_were_computed(file: Path, ids: torch.Tensor) -> None:
+    fresh = DenseDecoder.of(LlamaReader(open_source(file)))
+    states = expert_inputs(fresh, ids, [1])[1]
+    modules = {1: maker(fresh, RECIPE)(1, fresh.blocks[1].norm(states))}
+    assert len(train_jointly(modules, fresh, ids[:1], replace(RECIPE, joint=16))) == 1
 
 
 def test_sensitivity_is_zero_where_nothing_is_left_out(dense: DenseDecoder, ids: torch.Tensor) -> None:
