@@ -29,7 +29,9 @@ Event = tuple[str, Object]
 FIELD_MANAGER = "smoe-controller"
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
-PAGE = 500
+PAGE = 150
+"""Objects of one answer to a list. Whole in memory while it is read: at 500 a controller of 1,000 functions had 30 MB
+more."""
 _REPEATED = (409, 429, 500, 502, 503, 504)
 _WAITS_S = (0.1, 0.4)
 _NO_RIGHT = re.compile(r'cannot \w+ resource "')
