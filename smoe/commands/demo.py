@@ -34,7 +34,7 @@ from smoe.load import BUSY_S, CALLERS, OVERLOAD, capacity_rps, in_length_and_rat
 from smoe.parity import Parity, compare_with_whole_model, send
 from smoe.pipelines import ensure_pipeline
 from smoe.prometheus import SCRAPES_A_WINDOW, prometheus
-from smoe.report import ReportPaths, build, closing, summary_of
+from smoe.report import ReportPaths, build, closing, kept, summary_of
 from smoe.scaled_replay import ScaledReplay
 from smoe.slo import known_pass_s, round_slo_s
 from traces import catalog, loading, prompts
@@ -87,6 +87,8 @@ class RunSettings(Checked):
     """Trace file or data set. [default: a bursty hour of the public traces]"""
     prometheus: Annotated[bool, Flag("--prometheus/--no-prometheus")] = True
     """Read the metrics through a Prometheus of its own, where one is on PATH; or from the targets."""
+    fail_on_miss: bool = False
+    """Exit with 1 where the SLO was missed, as CI wants."""
     max_words: Annotated[int, Field(ge=1, le=200)] = 24
     """Longest prompt in words."""
     seed: int = 0
@@ -166,6 +168,8 @@ def _run(settings: RunSettings) -> None:
     for line in closing(paths.numbers, slo_s):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
     console.print(f"report      {paths.html} (numbers: {paths.json})", soft_wrap=True, markup=False, highlight=False)
+    if settings.fail_on_miss and not kept(paths.numbers, slo_s):
+        raise SmoeError("the SLO was missed (--fail-on-miss)")
 
 
 @contextmanager

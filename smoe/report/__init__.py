@@ -6,6 +6,6 @@ stays empty.
 """
 
 from smoe.report.build import ReportError, ReportPaths, build, summary_of
-from smoe.report.closing import closing
+from smoe.report.closing import closing, kept
 
-__all__ = ["ReportError", "ReportPaths", "build", "closing", "summary_of"]
+__all__ = ["ReportError", "ReportPaths", "build", "closing", "kept", "summary_of"]

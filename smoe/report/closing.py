@@ -17,6 +17,12 @@ def closing(numbers: Mapping[str, Any], slo_s: float) -> list[str]:
     ]  # fmt: skip
 
 
+def kept(numbers: Mapping[str, Any], slo_s: float) -> bool:
+    """Whether anything was answered, and its P95 was within the SLO."""
+    latency = numbers["requests"]["latency_s"]
+    return latency is not None and bool(latency["p95"] <= slo_s)
+
+
 def verdict(numbers: Mapping[str, Any], slo_s: float) -> str:
     """Whether the SLO was kept, at what cost, which experts were scaled for it, and what the same prompts met as
     deployed (``meta["baseline"]``, :func:`smoe.report.build.summary_of`), in sentences."""
@@ -25,9 +31,9 @@ def verdict(numbers: Mapping[str, Any], slo_s: float) -> str:
     if latency is None:
         return "nothing was answered."
     p95_s, replicas = latency["p95"], numbers["replicas"]
-    kept = p95_s <= slo_s
     parts = [
-        f"{policy} {'kept' if kept else 'missed'} the SLO: P95 {_ms(p95_s)} of {_ms(slo_s)}{_at_cost(numbers)}.",
+        f"{policy} {'kept' if kept(numbers, slo_s) else 'missed'} the SLO: "
+        f"P95 {_ms(p95_s)} of {_ms(slo_s)}{_at_cost(numbers)}.",
         f"{replicas['experts_scaled']} experts were scaled, up to {replicas['different_at_once']} different numbers of "
         "replicas at once.",
     ]

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from gateway.client.client import GatewayClient
 from smoe.commands import demo
+from smoe.report import kept
 from smoe.scaled_replay import ScaledReplay
 from traces.model import Trace
 
@@ -43,3 +44,17 @@ def test_the_baseline_replays_the_same_requests_under_static_into_a_folder_of_it
     assert (run.policy, run.policy_settings, run.out) == ("static", {}, tmp_path / "out" / "baseline")
     assert (run.trace, run.texts, run.seed, run.slo_s) == (trace, ["a"], 7, 0.3)
     assert summary == [tmp_path / "out" / "baseline" / "log", True, 0.3]
+
+
+@pytest.mark.parametrize(
+    ("latency_s", "expected"),
+    [
+        pytest.param({"p95": 0.5}, True, id="at the SLO"),
+        pytest.param({"p95": 0.501}, False, id="above it"),
+        pytest.param(None, False, id="nothing answered"),
+    ],
+)
+def test_a_run_that_misses_the_slo_or_answers_nothing_fails_where_that_is_asked_for(
+    latency_s: dict[str, float] | None, expected: bool
+) -> None:
+    assert kept({"requests": {"latency_s": latency_s}}, 0.5) is expected
