@@ -39,7 +39,7 @@ def test_the_baseline_replays_the_same_requests_under_static_into_a_folder_of_it
     scaled = Recorded(
         "minilm", tmp_path, tmp_path, tmp_path / "out", trace, ["a"], 0.3, "hpa", {"cpu_target": 0.5}, 5.0, 4, 7
     )
-    summary = demo._baseline(scaled, None, Console(file=StringIO()))  # type: ignore[arg-type]
+    summary: Any = demo._baseline(scaled, None, Console(file=StringIO()))  # type: ignore[arg-type]
     (run,) = RUNS
     assert (run.policy, run.policy_settings, run.out) == ("static", {}, tmp_path / "out" / "baseline")
     assert (run.trace, run.texts, run.seed, run.slo_s) == (trace, ["a"], 7, 0.3)
