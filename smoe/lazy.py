@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-EXTRA = frozenset(("optuna", "gymnasium", "stable_baselines3", "tensorboard"))
+EXTRA = frozenset(("optuna", "torch_geometric", "gymnasium", "stable_baselines3", "tensorboard"))
 """Modules of the optional dependencies ``rl``."""
 
 

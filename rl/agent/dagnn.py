@@ -3,7 +3,7 @@
 In layer l of the network a node's message is m_v = Σ_u softmax_u(w · h_u^l) h_u^l over its predecessors u, and
 h_v^l = GRU(input h_v^{l-1}, hidden m_v) (Thost and Chen, 2021). Their attention has a term of v too, which is the same
 for all predecessors and so drops out of the softmax. An expert has one predecessor, so its message is that segment;
-attention acts where a layer is gathered. The tests hold it to the same network for any DAG on torch-geometric.
+attention acts where a layer is gathered. :mod:`rl.agent.dagnn_pyg` is the same for any DAG, with the same weights.
 """
 
 from __future__ import annotations

@@ -109,5 +109,5 @@ def check_layered(space: Space) -> None:
         raise NetworkError(
             f"edge {wrong[0][0]} → {wrong[0][1]} of the pipeline is "
             + ("missing" if wrong[0] in wanted else "not one of a layered pipeline")
-            + "; a learnt policy takes no other graph"
+            + "; irregular graphs need rl.agent.dagnn_pyg"
         )

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from rl.agent.dagnn import Dagnn
+from rl.agent.dagnn_pyg import GeneralDagnn, generations
 from rl.agent.errors import NetworkError
 from tests.unit.rl.agent.conftest import make_space
-from tests.unit.rl.agent.general_dagnn import GeneralDagnn, generations
 
 WIDTH = 12
 

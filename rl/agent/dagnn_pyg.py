@@ -1,6 +1,7 @@
-"""DAGNN on any directed acyclic graph, on torch-geometric, to test the layered form.
+"""DAGNN on any directed acyclic graph, on torch-geometric: for irregular pipelines, and to test the layered form.
 
-Weights are those of :class:`rl.agent.dagnn.Dagnn`, so a state dict of one loads into the other.
+Weights are those of :class:`rl.agent.dagnn.Dagnn`, so a state dict of one loads into the other. Slower; only who has an
+irregular DAG, and tests, import this module.
 """
 
 from __future__ import annotations
