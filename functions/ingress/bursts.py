@@ -105,8 +105,15 @@ class BurstActivation:
     """Levels of one pipeline's functions, as they are and as the gateway knows them."""
 
     def __init__(
-        self, functions: Iterable[str], dispatcher: Dispatcher, gateway: Gateway, loop: asyncio.AbstractEventLoop
+        self,
+        functions: Iterable[str],
+        dispatcher: Dispatcher,
+        gateway: Gateway,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        sleepless: bool = False,
     ) -> None:
+        """``sleepless``: nothing falls asleep, as replicas hold what texts under way need."""
         self._functions = frozenset(functions)
         self._dispatcher = dispatcher
         self._gateway = gateway
@@ -117,7 +124,7 @@ class BurstActivation:
         """When the first request came that found too little and is not reported yet."""
         self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
-        self._under_way = 0
+        self._under_way = 1 if sleepless else 0
         self._meter = WorkMeter(dispatcher, self._functions, loop.time())
         self._refused: set[str] = set()
         self.openings: deque[Opening] = deque(maxlen=KEPT)
@@ -137,6 +144,8 @@ class BurstActivation:
                 self._refused.add(text)
         if rules != self._levels.rules:
             self._levels = Levels(rules, self._levels)
+            if self._under_way:  # a rule that lets replicas sleep finds them awake
+                self._levels.arrived(self._loop.time(), 0, {})
             self._refresh(self._loop.time())
 
     @contextmanager

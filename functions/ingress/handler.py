@@ -253,7 +253,8 @@ class Ingress:
             gateway = Gateway(settings.feed_url, settings.feed_token_file, settings.namespace)
         except ValueError as error:
             raise SettingsError(str(error)) from None
-        bursts = BurstActivation(functions, self.dispatcher, gateway, self._loop)
+        keeps_texts = self.manifest.task == "causal-lm"
+        bursts = BurstActivation(functions, self.dispatcher, gateway, self._loop, sleepless=keeps_texts)
         self.statistics.openings = bursts.openings
         return bursts
 

@@ -115,6 +115,18 @@ async def test_a_burst_opens_the_standbys_of_all_functions_by_one_report(scene: 
     assert opening.open_s is not None and opening.open_s > 0 and opening.first_call_s is None
 
 
+async def test_what_serves_a_request_sleeps_only_after_it(scene: Scene) -> None:
+    """The rule comes while the request is under way, and lets replicas sleep after hardly any time."""
+    reported = scene.gateway.reports
+    with scene.bursts.serving(10):
+        scene.table("standbys=0,sleep_s=0.01")
+        await scene.until(lambda: bool(reported))
+        assert reported[-1]["functions"] == {"f.openfaas-fn": 1, "g.openfaas-fn": 1}
+        await asyncio.sleep(0.05)
+        assert len(reported) == 1, "nothing has fallen asleep"
+    await scene.until(lambda: reported[-1]["functions"] == {})
+
+
 async def test_what_changes_during_a_report_goes_with_the_next_one(scene: Scene) -> None:
     scene.measured(f=0.02)
     scene.gateway.gate.clear()
