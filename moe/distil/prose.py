@@ -35,15 +35,15 @@ from moe.distil.texts import (
 from moe.errors import TextError
 
 SHARES: Mapping[str, float] = {
-    "handbook": 0.22,
-    "literature": 0.15,
-    "computing": 0.1,
-    "quotations": 0.12,
-    "dictionary": 0.07,
-    "tasks": 0.14,
+    "handbook": 0.14,
+    "literature": 0.13,
+    "computing": 0.08,
+    "quotations": 0.09,
+    "dictionary": 0.05,
+    "tasks": 0.27,
     "chat": 0.02,
     "questions": 0.02,
-    "code": 0.16,
+    "code": 0.20,
 }
 """Share of the tokens trained on, by kind; what is missing on a machine is made up by the others."""
 
