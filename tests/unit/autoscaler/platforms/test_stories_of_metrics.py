@@ -70,7 +70,7 @@ class Exporter:
                     {"function_name": f"{function}.{self._namespace}", "state": "ready"},
                     amounts.get(series, replicas),
                 )
-        elif SHAPES[series].kind != "histogram":
+        elif SHAPES[series].kind != "histogram" and "pipeline" in labels:  # not those of a decoder's texts
             yield {"pipeline": "m", "code": "200"}, amounts.get(series, 10.0 * counted_s)
 
     def counted(self) -> Iterator[tuple[dict[str, str], float]]:
