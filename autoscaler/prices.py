@@ -62,6 +62,11 @@ class PriceSheet(Checked):
         waiting_s = max(0.0, configuration.standbys * seconds - activated_s)
         return waiting_s * self.standby_per_s(configuration) + activated_s * self.unit_per_s(configuration)
 
+    def provisioned(self, configuration: Configuration, seconds: float, activated_s: float = 0.0) -> float:
+        """A function for ``seconds``: replicas that always run, and standbys, activated for ``activated_s`` in sum."""
+        always = configuration.running * seconds * self.unit_per_s(configuration)
+        return always + self.standbys(configuration, seconds, activated_s)
+
 
 def load_prices(path: Path = DEFAULT_SHEET) -> PriceSheet:
     """Read a price sheet. Raises SettingsError."""

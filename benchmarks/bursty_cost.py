@@ -165,10 +165,8 @@ def judge(
         judged += len(p95s)
         for node in workload.experts:
             configuration, activated_s = start[node.function], float(activated[simulation.index[node.function]])
-            always_s = configuration.running * hour.seconds
-            cost += always_s * prices.unit_per_s(configuration)
-            cost += prices.standbys(configuration, hour.seconds, activated_s)
-            counted += (always_s + activated_s) / hour.seconds / len(workload.experts)
+            cost += prices.provisioned(configuration, hour.seconds, activated_s)
+            counted += (configuration.running + activated_s / hour.seconds) / len(workload.experts)
     spent_s = sum(hour.seconds for hour in hours)
     return Outcome(name, cost / spent_s * 3600, counted / len(hours), over / judged)
 

@@ -48,8 +48,7 @@ def no_worse(now: Configuration, target: Configuration) -> bool:
 
 def per_hour(configuration: Configuration, prices: PriceSheet) -> float:
     """Provisioned cost of all replicas for one hour, and of standbys that wait."""
-    replicas = configuration.running * prices.unit_per_s(configuration) * HOUR_S
-    return replicas + prices.standbys(configuration, HOUR_S)
+    return prices.provisioned(configuration, HOUR_S)
 
 
 _SENTENCE = "budget"

@@ -93,9 +93,7 @@ class Work:
         """``activated_s`` [nodes] of ``seconds``."""
         prices, cost = self.workload.prices, 0.0
         for function, configuration in deployment.items():
-            cost += configuration.running * seconds * prices.unit_per_s(configuration)
-            if configuration.burst is not None:
-                cost += prices.standbys(configuration, seconds, float(activated_s[simulation.index[function]]))
+            cost += prices.provisioned(configuration, seconds, float(activated_s[simulation.index[function]]))
         return 3600 * cost / seconds
 
 

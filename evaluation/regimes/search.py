@@ -110,7 +110,7 @@ def price_per_hour(workload: Workload, deployment: Deployment) -> float:
 
 
 def _price(workload: Workload, one: Configuration) -> float:
-    return one.running * workload.prices.unit_per_s(one) + workload.prices.standbys(one, 1.0)
+    return workload.prices.provisioned(one, 1.0)
 
 
 def pricing(workload: Workload) -> Callable[[Configuration], float]:

@@ -62,8 +62,7 @@ class Replay:
                 unit_per_s = self.workload.prices.unit_per_s(configuration)
                 costs["busy"] += unit_per_s * sum(float(window.meter[place, BUSY_S]) for window in counted)
                 counted_s, activated_s = self.window_s * len(counted), sum(float(w.activated_s[place]) for w in counted)
-                costs["provisioned"] += unit_per_s * configuration.running * counted_s
-                costs["provisioned"] += self.workload.prices.standbys(configuration, counted_s, activated_s)
+                costs["provisioned"] += self.workload.prices.provisioned(configuration, counted_s, activated_s)
         return costs, p95s(counted)
 
     def with_hpa(self, deployment: Mapping[str, Configuration], hpa: HpaSettings) -> tuple[float, list[float]]:
