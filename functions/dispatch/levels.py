@@ -73,6 +73,8 @@ class Levels:
         self._looked_s: float = -np.inf if before is None else before._looked_s
         self._arrivals: dict[float, Arrivals]
         bursts = dict.fromkeys(burst for burst, _ in rules.values())
+        self.sleep = any(burst.sleep_s is not None for burst in bursts)
+        """Whether any replicas sleep between requests."""
         kept: Mapping[float, Arrivals] = {} if before is None else before._arrivals
         self._arrivals = {one.look_back_s: kept.get(one.look_back_s) or Arrivals(one.look_back_s) for one in bursts}
         self._groups = [

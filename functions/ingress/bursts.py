@@ -157,9 +157,9 @@ class BurstActivation:
             yield
             self.answered(tokens)
         finally:
-            self._levels.stay(self._loop.time())
+            if self._levels.sleep:
+                self._refresh(self._loop.time())  # what serves it stays from now on
             self._under_way -= 1
-            self._refresh(self._loop.time())
 
     def arrived(self, tokens: int) -> None:
         """A request of ``tokens`` is about to be served."""
@@ -208,7 +208,7 @@ class BurstActivation:
 
     def _refresh(self, now_s: float) -> None:
         """Have the levels reported if they changed, and look again when the next standby is no longer wanted."""
-        if self._under_way:
+        if self._under_way and self._levels.sleep:
             self._levels.stay(now_s)
         counts = self._levels.counts(now_s)
         if counts != self._counts:
