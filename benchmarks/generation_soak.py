@@ -135,17 +135,25 @@ def used(url: str) -> float:
     return float(usage[1]) if usage else 1.0
 
 
-def soak(folder: Path, minutes: float, clients: int, streams: int, seed: int) -> dict[str, Any]:
-    """All figures."""
+def expected(folder: Path, count: int, longest: int, tokens: int, seed: int) -> list[tuple[list[int], str]]:
+    """The small random decoder in ``folder``, and ``count`` prompts of 5 to ``longest`` - 1 tokens with what one
+    process writes to each: ``tokens`` words, or fewer where the text ends before."""
     build(folder, SMALL, seed)
-    model, chosen = WholeModel(folder / "random"), random.Random(seed)
+    model, chosen, end = WholeModel(folder / "random"), random.Random(seed), SMALL["vocab_size"] - 1
     for segment in model.manifest.segments:
         model.programs[segment.id].open_cache(64 << 20)
     texts = []
-    for _ in range(PROMPTS):
-        prompt = [chosen.randrange(SMALL["vocab_size"] - 1) for _ in range(chosen.randrange(5, 300))]
-        _, (new,) = in_one_process(model, [prompt], TOKENS)
+    for _ in range(count):
+        prompt = [chosen.randrange(end) for _ in range(chosen.randrange(5, longest))]
+        _, (new,) = in_one_process(model, [prompt], tokens)
+        new = new[: new.index(end)] if end in new else new
         texts.append((prompt, " ".join(f"t{token}" for token in new)))
+    return texts
+
+
+def soak(folder: Path, minutes: float, clients: int, streams: int, seed: int) -> dict[str, Any]:
+    """All figures."""
+    texts = expected(folder, PROMPTS, 300, TOKENS, seed)
     environ = {"smoe_kv_mb": "2", "smoe_timeout": "120s"}
     with LocalPipeline(folder / "random", max_inflight=64, environ=environ) as served:
         opened = asyncio.run(flood(served.ingress.address, streams)) if streams else Counter()

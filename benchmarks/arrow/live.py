@@ -24,8 +24,7 @@ from typing import Any
 import click
 import numpy as np
 
-from benchmarks.generation import build, in_one_process
-from benchmarks.generation_soak import SMALL, post
+from benchmarks.generation_soak import expected, post
 from benchmarks.harness.local_pipeline import LocalPipeline
 from benchmarks.harness.options import AT_LEAST_1, benchmark, seed_option
 from benchmarks.harness.report import print_result, print_table
@@ -33,7 +32,6 @@ from benchmarks.harness.run_folder import run_folder
 from functions.scheduling.arrow import Arrow
 from functions.scheduling.predictor import DecodeModel, PrefillModel, Profile
 from functions.scheduling.settings import Targets
-from moe.reference import WholeModel
 
 TOKENS, TEXTS = 12, 16
 UPDATE_S = 0.02
@@ -108,25 +106,9 @@ def until(condition: Callable[[], bool], most_s: float) -> None:
         time.sleep(0.2)
 
 
-def expected(folder: Path, seed: int) -> list[tuple[list[int], str]]:
-    """Prompts, and what one process writes to each."""
-    build(folder, SMALL, seed)
-    model, chosen = WholeModel(folder / "random"), random.Random(seed)
-    for segment in model.manifest.segments:
-        model.programs[segment.id].open_cache(64 << 20)
-    texts = []
-    for _ in range(TEXTS):
-        prompt = [chosen.randrange(SMALL["vocab_size"] - 1) for _ in range(chosen.randrange(5, 200))]
-        _, (new,) = in_one_process(model, [prompt], TOKENS)
-        end = SMALL["vocab_size"] - 1
-        new = new[: new.index(end)] if end in new else new
-        texts.append((prompt, " ".join(f"t{token}" for token in new)))
-    return texts
-
-
 def flips_under_load(folder: Path, flips: int, instances: int, clients: int, seed: int) -> dict[str, Any]:
     """Until so many flips were made, or ``MOST_S`` have passed."""
-    texts = expected(folder, seed)
+    texts = expected(folder, TEXTS, 200, TOKENS, seed)
     environ = {
         "smoe_schedule": "arrow",
         "smoe_ttft": "0.1ms",
