@@ -59,105 +59,111 @@ CORES = click.FloatRange(min=0.05, max=64)
 """CPU limit of a function."""
 
 
+_DEFAULTS = DeploymentSettings()
+_LIMITS = [
+    click.option("--image", default=_DEFAULTS.image, show_default=True, help="Image of every function."),
+    click.option(
+        "--max-functions",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=True,
+        help="Most functions the installation allows (OpenFaaS: 15 or 500); 0 = no limit.",
+    ),
+    click.option(
+        "--cpu",
+        "cpu_cores",
+        type=CORES,
+        default=_DEFAULTS.cpu_cores,
+        show_default=True,
+        help="CPU limit of each function in cores.",
+    ),
+    click.option(
+        "--segment-cpu",
+        "segment_cpu_cores",
+        type=CORES,
+        default=None,
+        help="CPU limit of each segment in cores. [default: --cpu]",
+    ),
+    click.option(
+        "--ingress-cpu",
+        "ingress_cpu_cores",
+        type=CORES,
+        default=_DEFAULTS.ingress_cpu_cores,
+        show_default=True,
+        help="CPU limit of the ingress in cores.",
+    ),
+    click.option(
+        "--gpu-share",
+        "gpu_tenths",
+        type=Tenths(),
+        default="0",
+        help="Share of a GPU of each segment and expert in place of CPU cores: 0.1, 0.2 … 1. [default: none]",
+    ),
+    click.option(
+        "--expert-concurrency",
+        type=click.IntRange(1, 1000),
+        default=_DEFAULTS.expert_concurrency,
+        show_default=True,
+        help="Calls in flight per replica of an expert.",
+    ),
+    click.option(
+        "--weights-from",
+        default=None,
+        metavar="ADDRESS",
+        callback=lambda _context, _option, address: address and address.rstrip("/"),
+        help="Where functions fetch the pipeline's folder from, as s3://bucket/pipelines. [default: their own]",
+    ),
+]
+"""Image, limits and weights of functions."""
+_REPLICAS = [
+    click.option(
+        "--instances",
+        type=click.IntRange(1, 64),
+        default=_DEFAULTS.instances,
+        show_default=True,
+        help="Decoders: replicas of every segment, so many texts' keys and values are apart.",
+    ),
+    click.option(
+        "--schedule",
+        type=click.Choice(("colocated", "arrow", "minimal-load", "round-robin")),
+        default=_DEFAULTS.schedule,
+        show_default=True,
+        help="Decoders: which instances compute prompts and which go on with texts.",
+    ),
+    click.option(
+        "--ttft-ms",
+        type=click.FloatRange(min=1),
+        default=_DEFAULTS.ttft_ms,
+        show_default=True,
+        help="arrow: time to first token to keep, in milliseconds.",
+    ),
+    click.option(
+        "--tpot-ms",
+        type=click.FloatRange(min=0.1),
+        default=_DEFAULTS.tpot_ms,
+        show_default=True,
+        help="arrow: mean time per further token to keep, in milliseconds.",
+    ),
+    click.option(
+        "--prefill-instances",
+        type=click.IntRange(1, 63),
+        default=None,
+        help="Instances that begin with prompts. [default: half of them]",
+    ),
+    click.option(
+        "--ingress-replicas",
+        type=click.IntRange(1, 64),
+        default=_DEFAULTS.ingress_replicas,
+        show_default=True,
+        help="Replicas of the ingress.",
+    ),
+]
+"""How many there are of the ingress and of a decoder's instances, and who computes what of a text."""
+
+
 def deployment_options(command: Command) -> Command:
     """Options that make up :class:`DeploymentSettings`."""
-    defaults = DeploymentSettings()
-    for option in reversed(  # decorators are applied from the last to the first, --help lists them as applied
-        [
-            click.option("--image", default=defaults.image, show_default=True, help="Image of every function."),
-            click.option(
-                "--max-functions",
-                type=click.IntRange(min=0),
-                default=0,
-                show_default=True,
-                help="Most functions the installation allows (OpenFaaS: 15 or 500); 0 = no limit.",
-            ),
-            click.option(
-                "--cpu",
-                "cpu_cores",
-                type=CORES,
-                default=defaults.cpu_cores,
-                show_default=True,
-                help="CPU limit of each function in cores.",
-            ),
-            click.option(
-                "--segment-cpu",
-                "segment_cpu_cores",
-                type=CORES,
-                default=None,
-                help="CPU limit of each segment in cores. [default: --cpu]",
-            ),
-            click.option(
-                "--ingress-cpu",
-                "ingress_cpu_cores",
-                type=CORES,
-                default=defaults.ingress_cpu_cores,
-                show_default=True,
-                help="CPU limit of the ingress in cores.",
-            ),
-            click.option(
-                "--gpu-share",
-                "gpu_tenths",
-                type=Tenths(),
-                default="0",
-                help="Share of a GPU of each segment and expert in place of CPU cores: 0.1, 0.2 … 1. [default: none]",
-            ),
-            click.option(
-                "--expert-concurrency",
-                type=click.IntRange(1, 1000),
-                default=defaults.expert_concurrency,
-                show_default=True,
-                help="Calls in flight per replica of an expert.",
-            ),
-            click.option(
-                "--weights-from",
-                default=None,
-                metavar="ADDRESS",
-                callback=lambda _context, _option, address: address and address.rstrip("/"),
-                help="Where functions fetch the pipeline's folder from, as s3://bucket/pipelines. [default: their own]",
-            ),
-            click.option(
-                "--instances",
-                type=click.IntRange(1, 64),
-                default=defaults.instances,
-                show_default=True,
-                help="Decoders: replicas of every segment, so many texts' keys and values are apart.",
-            ),
-            click.option(
-                "--schedule",
-                type=click.Choice(("colocated", "arrow", "minimal-load", "round-robin")),
-                default=defaults.schedule,
-                show_default=True,
-                help="Decoders: which instances compute prompts and which go on with texts.",
-            ),
-            click.option(
-                "--ttft-ms",
-                type=click.FloatRange(min=1),
-                default=defaults.ttft_ms,
-                show_default=True,
-                help="arrow: time to first token to keep, in milliseconds.",
-            ),
-            click.option(
-                "--tpot-ms",
-                type=click.FloatRange(min=0.1),
-                default=defaults.tpot_ms,
-                show_default=True,
-                help="arrow: mean time per further token to keep, in milliseconds.",
-            ),
-            click.option(
-                "--prefill-instances",
-                type=click.IntRange(1, 63),
-                default=None,
-                help="Instances that begin with prompts. [default: half of them]",
-            ),
-            click.option(
-                "--ingress-replicas",
-                type=click.IntRange(1, 64),
-                default=defaults.ingress_replicas,
-                show_default=True,
-                help="Replicas of the ingress.",
-            ),
-        ]
-    ):
+    # Decorators are applied from the last to the first, --help lists them as applied.
+    for option in reversed([*_LIMITS, *_REPLICAS]):
         command = option(command)
     return command
