@@ -125,11 +125,10 @@ class FunctionState:
 
     @property
     def available(self) -> int:
-        """Ready replicas; with ``sleeps`` those of the desired ones that wait count as ready, too."""
+        """Ready replicas; with ``sleeps`` as many of the desired ones as are ready or wait, and no other standbys."""
         if not self.sleeps:
             return len(self.ready)
-        started = sum(replica.state in ("ready", "standby") for replica in self.replicas)
-        return max(len(self.ready), min(started, self.desired_replicas))
+        return min(sum(replica.state in ("ready", "standby") for replica in self.replicas), self.desired_replicas)
 
 
 @dataclass(frozen=True)

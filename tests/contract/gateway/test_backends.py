@@ -19,6 +19,7 @@ from gateway.contract import (
     LogLine,
     NotFoundError,
 )
+from gateway.metrics import GatewayMetrics
 from tests.cluster.namespaces import WAIT_S
 from tests.contract.gateway.conftest import Case
 
@@ -248,3 +249,21 @@ async def test_standbys_wait_until_they_are_activated_or_are_refused_in_words(ca
     await case.backend.activate(replace(activation, levels={}))
     assert len(case.backend.get("f", DEFAULT_NAMESPACE).ready) == 1
     await case.backend.delete("f", DEFAULT_NAMESPACE)
+
+
+async def test_open_standbys_of_a_sleeping_function_are_counted_as_activated_and_not_as_ready(case: Case) -> None:
+    if not case.backend.info().standbys:
+        pytest.skip("this backend has no standbys")
+    spec = FunctionSpec("f", case.image, annotations={**case.annotations, "smoe.burst": "standbys=2,sleep_s=9"})
+    await case.backend.create(spec, 1)
+    await until(case, lambda state: [one.state for one in state.replicas] == ["standby"] * 3)
+    metrics = GatewayMetrics(case.backend, 1.0)
+    for asked, expected in ((0, (1, 0, 2)), (1, (1, 0, 2)), (2, (1, 1, 1)), (3, (1, 2, 0))):
+        await case.backend.activate(Activation("test", {("f", DEFAULT_NAMESPACE): asked}, 600.0))
+        assert case.backend.get("f", DEFAULT_NAMESPACE).available == 1
+        assert tuple(by_state(metrics, state) for state in ("ready", "activated", "standby")) == expected
+
+
+def by_state(metrics: GatewayMetrics, state: str) -> int:
+    labels = {"function_name": f"f.{DEFAULT_NAMESPACE}", "state": state}
+    return int(metrics.registry.get_sample_value("smoe_function_replicas", labels) or 0)
