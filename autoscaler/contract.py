@@ -117,24 +117,31 @@ class NodeObservation(NamedTuple):
     """
 
     node: str
+    """Node id."""
     function: str
+    """Its function; several nodes may share one."""
     kind: NodeKind
+    """ingress, segment or expert."""
     layer: int | None
+    """From 0; None for the ingress."""
     expert: int | None
+    """From 0; experts only."""
     configuration: Configuration | None
     """CC(t): as configured now."""
     ready_replicas: int | None
+    """Replicas that serve."""
     cpu_utilisation: float | None
     """RU(t): CPU time used over CPU time configured; above 1 is impossible under a limit."""
     memory_utilisation: float | None
     """RU(t): memory used over memory configured, mean of replicas."""
     gpu_utilisation: float | None
-    """RU(t): share of the configured GPU share in use."""
+    """RU(t): share of the configured GPU share in use; None, as nothing measures it (docs/gpu.md)."""
     concurrency_utilisation: float | None
     """CU(t): mean calls in flight at replicas over replicas × concurrency."""
     latency_p95_s: float | None
     """EL(t): 95th percentile of the time from the time it was to be called until the reply; None without calls."""
     latency_mean_s: float | None
+    """Mean of the same."""
     tokens_per_s: float | None
     """TPS(t)."""
     requests_per_s: float | None
@@ -171,7 +178,9 @@ class LayerObservation:
     """One MoE layer in one window: the layer-level features of section 4.2."""
 
     layer: int
+    """From 0."""
     tokens_per_s: float | None
+    """All experts of the layer together."""
     token_routing_entropy: float | None
     """TRE(t) = -Σ TS log TS, natural logarithm; ln K when even."""
     latency_variance_s2: float | None
@@ -189,9 +198,11 @@ class GenerationObservation:
     ttft_p50_s: float | None = None
     """From a text's arrival to its first token; None where no first token was written."""
     ttft_p95_s: float | None = None
+    """P95 of it."""
     tpot_p50_s: float | None = None
     """From one token of a text to its next, over all tokens of the window."""
     tpot_p95_s: float | None = None
+    """P95 of it."""
     running: float | None = None
     """Texts that take part in iterations, at the end of the window."""
     waiting: float | None = None
@@ -201,6 +212,7 @@ class GenerationObservation:
     prompt_tokens_per_s: float | None = None
     """Tokens of prompts whose first token was written."""
     written_tokens_per_s: float | None = None
+    """Tokens written."""
     preemptions: float | None = None
     """Texts that gave their pages back to others."""
 
@@ -210,18 +222,27 @@ class Observation:
     """One window of the whole pipeline."""
 
     start_s: float
+    """Unix time of the window's begin."""
     end_s: float
-    """Unix time of the window."""
+    """Unix time of its end."""
     pipeline: str
+    """Name of the pipeline."""
     requests: float | None
+    """Requests answered in the window."""
     failed: float | None
-    """Requests answered with a 5xx or 429."""
+    """How many of these were answered with a 5xx or 429."""
     requests_per_s: float | None
+    """Requests a second."""
     tokens_per_s: float | None
+    """Tokens of answered requests a second."""
     in_flight: float | None
+    """Requests in flight at the end of the window."""
     latency_p50_s: float | None
+    """Median time to answer."""
     latency_p95_s: float | None
+    """P95: what the SLO is about."""
     latency_p99_s: float | None
+    """P99."""
     nodes: tuple[NodeObservation, ...]
     layers: tuple[LayerObservation, ...]
     problems: tuple[str, ...] = ()
@@ -270,12 +291,14 @@ class Decision(NamedTuple):
     """What is to be done with one function."""
 
     function: str
+    """The function decided on."""
     node: str
     """Its node; node ids joined by ``_`` where a function serves several."""
     present: Configuration
     desired: Configuration
     target: Configuration
     reason: str
+    """The policy's reason, or why the scale was held."""
     limits_hit: tuple[str, ...] = ()
     """What kept the target from the desired configuration, in words."""
     valid: bool = True
@@ -293,7 +316,7 @@ class Cost:
     busy: float | None
     """Eq. (7): replicas × busy seconds × U_φ."""
     provisioned: float | None
-    """replicas × window seconds × U_φ, and standbys."""
+    """Replicas × window seconds × U_φ, and standbys; nodes of one function share both costs equally."""
     standbys: float | None = 0.0
     """The part of ``provisioned`` that is standbys': their memory, and replicas while they are activated."""
 
@@ -373,5 +396,6 @@ class TickReport:
     decision_s: float = 0.0
     """Seconds that policy and decision took."""
     dry_run: bool = False
+    """Decided and recorded only."""
     policy: str = ""
     """Name of the policy that decided."""

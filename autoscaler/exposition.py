@@ -21,15 +21,27 @@ from autoscaler.state.targets import Targets
 from autoscaler.view import result_of, worth_reporting
 
 SLO = "smoe_controller_slo_seconds"
+"""Gauge {pipeline}: target of the P95; absent without one."""
 TTFT_SLO = "smoe_controller_ttft_slo_seconds"
+"""Gauge {pipeline}: target of the P95 of a decoder's time to first token; absent without one."""
 TPOT_SLO = "smoe_controller_tpot_slo_seconds"
+"""Gauge {pipeline}: target of the P95 of a decoder's time from token to token; absent without one."""
 COST = "smoe_controller_cost_per_hour"
+"""Gauge {pipeline, meter}: cost of an hour like the last window, in the price sheet's currency; meter is busy or
+provisioned."""
 DECISION = "smoe_controller_decision_seconds"
+"""Gauge {pipeline}: policy and limits in the last tick."""
 LAST_TICK = "smoe_controller_last_tick_timestamp_seconds"
+"""Gauge {pipeline}: Unix time of the last window's end."""
 DECISIONS = "smoe_controller_decisions_total"
+"""Counter {pipeline, result}: decisions; result is applied, failed, held, kept or dry run."""
 SHADOW_COST = "smoe_controller_shadow_cost_total"
+"""Counter {pipeline, meter, of}: with ``--shadow``: cost of the run; of is real or shadow."""
 WINDOWS = "smoe_controller_windows_total"
+"""Counter {pipeline, policy}: windows by the policy that decided: hpa where it stood in for another."""
 LAST_DECISION = "smoe_controller_last_decision_timestamp_seconds"
+"""Gauge {pipeline, function, result, present, ``wish``, target, limits, reason}: Unix time of a function's last change
+or limit met."""
 HOUR_S = 3600.0
 REPORTED = 20
 """Functions whose last decision is exposed: each is a series that ends when newer ones take its place."""

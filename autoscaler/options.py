@@ -38,13 +38,13 @@ def options_of(kind: type[Checked]) -> Callable[[Command], Command]:
 def docstrings(kind: type) -> Mapping[str, str]:
     """Attribute → the docstring under it, of a class and its bases."""
     texts: dict[str, str] = {}
-    for each in reversed([each for each in kind.__mro__ if issubclass(each, Checked) and each is not Checked]):
+    for each in reversed([each for each in kind.__mro__ if "__annotations__" in vars(each) and each is not Checked]):
         body = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0]
         assert isinstance(body, ast.ClassDef)
-        for entry, text in zip(body.body, body.body[1:], strict=False):
-            match entry, text:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(said))):
-                    texts[name] = " ".join(said.replace("``", "").split())
+        for entry, below in zip(body.body, body.body[1:], strict=False):
+            match entry, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    texts[name] = " ".join(text.replace("``", "").split())
     return texts
 
 

@@ -130,7 +130,8 @@ class ControllerSettings(Checked):
     alpha: PositiveShare = 0.9
     """Loss factor of Eq. (2)."""
     runtime_mb: FromZero | None = None
-    """Memory of a worker besides its weights, in MiB: part of M_e of Eq. (2). [default: measured, by platform]"""
+    """Memory of a worker besides its weights, in MiB: part of M_e of Eq. (2). [default: as measured; 64 where a gateway
+    forks workers, in containers 224, 64 for experts in float32, 288 for the ingress]"""
     max_step_replicas: FromZero = 8
     """Most replicas that one decision adds or removes; 0 = no limit."""
     max_step_factor: NotNegative = 0.0

@@ -1,5 +1,5 @@
 """What the pages' site has besides ``docs/``: README and CHANGELOG as pages, files that pages link to outside
-``docs/``, and one page of API reference for every package.
+``docs/``, tables made from the code (``docs/tables.py``), and one page of API reference for every package.
 
 Links in the repository stay links between its files; only the site's copy of a page has them rewritten. A link to a
 file that is not there stays as it is, so that ``mkdocs build --strict`` reports it.
@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import os.path
 import re
+import sys
 from pathlib import Path, PurePosixPath
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 DOCS = ROOT / "docs"
 OUTSIDE = {"README.md": "index.md", "CHANGELOG.md": "changelog.md"}
 """Pages of the repository's root → their place in the site."""
@@ -53,7 +55,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: object, config: MkDocsConfig, files: Files) -> str:
-    """Rewrite links to files outside ``docs/`` to their place in the site; links to folders become plain text."""
+    """Fill in tables; rewrite links to files outside ``docs/`` to their place in the site, links to folders to one of
+    their pages."""
+    from docs.tables import filled
+
     uri = page.file.src_uri  # type: ignore[attr-defined]
 
     def rewritten(match: re.Match[str]) -> str:
@@ -64,7 +69,7 @@ def on_page_markdown(markdown: str, page: object, config: MkDocsConfig, files: F
             return f"{match[1]}{_relative(uri, _folder_page(path))})"
         return f"{match[1]}{_relative(uri, _place(path))}{match[3]}"
 
-    return LINK.sub(rewritten, markdown)
+    return LINK.sub(rewritten, filled(markdown))
 
 
 def on_page_content(html: str, page: object, config: MkDocsConfig, files: Files) -> str:

@@ -24,6 +24,7 @@ class RewardSettings(Checked):
     meter: Meter = DEFAULT_METER
     """The cost that counts: what a cluster's owner pays, or replicas while they are busy (Eq. (7))."""
     cost_weight: Positive = 1.0
+    """Weight of cost over C_ref."""
     slo_weight: Positive = 5.0
     """Weight of an excess of λ by itself (P95 = 2 λ)."""
     most_excess: Positive = 3.0

@@ -30,16 +30,21 @@ class ApaSettings(Checked):
 
     title = "apa"
     metric: Metric = "concurrency"
+    """Or ``cpu``."""
     target: PositiveShare = 0.7
     """Desired share of a replica's call slots, or of its CPU limit; AIBrix has no default."""
     up_tolerance: NotNegative = 0.1
+    """Band above the target that changes nothing."""
     down_tolerance: BelowOne = 0.1
+    """Band below it."""
     max_scale_up_rate: FromOneRate = 2.0
     """One step multiplies the replicas by at most this."""
     max_scale_down_rate: FromOneRate = 2.0
     """One step divides the replicas by at most this."""
     up_cooldown_s: NotNegative = 0.0
+    """Window whose least recommendation bounds scaling up."""
     down_cooldown_s: NotNegative = 300.0
+    """Window whose largest recommendation bounds scaling down."""
     min_replicas: FromZero = 1
     max_replicas: FromOne = 8
     kinds: frozenset[NodeKind] = EVERY_KIND

@@ -54,8 +54,11 @@ class KedaSettings(Pace):
     title = "keda"
     triggers: Annotated[tuple[Trigger, ...], Field(min_length=1)] = (Trigger(),)
     polling_interval_s: Positive = 30.0
+    """How often triggers are looked at."""
     cooldown_period_s: NotNegative = 300.0
+    """Inactive for so long means zero, which the limits turn into one."""
     tolerance: BelowOne = 0.1
+    """HPA's, as are the times and rates above."""
     kinds: frozenset[NodeKind] = EVERY_KIND
 
     def rules(self) -> Iterable[Rule]:

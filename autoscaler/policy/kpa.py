@@ -28,6 +28,7 @@ class KpaSettings(Checked):
 
     title = "kpa"
     metric: KpaMetric = "concurrency"
+    """Or ``rps``."""
     target_utilisation: PositiveShare = 0.7
     """Share of the target below that a replica should really see."""
     default_concurrency: Positive = 100.0
@@ -35,6 +36,7 @@ class KpaSettings(Checked):
     default_rps: Positive = 200.0
     """Target of calls per second a replica, for ``rps``."""
     stable_window_s: Positive = 60.0
+    """Seconds of the stable mean."""
     panic_window_share: PositiveShare = 0.1
     """Length of the panic window as a share of the stable one."""
     panic_threshold: AboveOne = 2.0

@@ -23,14 +23,19 @@ class Pace(Checked):
     """Times and rates are the HPA's defaults, bounds of replicas the paper's."""
 
     up_stabilisation_s: NotNegative = 0.0
+    """Window whose least recommendation bounds scaling up."""
     down_stabilisation_s: NotNegative = 300.0
+    """Window whose largest recommendation bounds scaling down."""
     up_pods: FromZero = 4
     """Most replicas added in ``period_s``, or ``up_percent`` of the present ones, whichever is more."""
     up_percent: NotNegative = 100.0
+    """Percent of the present replicas."""
     down_pods: FromZero = 0
     """Most replicas taken away in ``period_s``, or ``down_percent`` of the present ones, whichever is more."""
     down_percent: Annotated[float, Field(ge=0, le=100)] = 100.0
+    """Percent of the present replicas."""
     period_s: Positive = 15.0
+    """Period of the scaling rate."""
     min_replicas: FromZero = 1
     max_replicas: FromOne = 8
 

@@ -37,9 +37,13 @@ class SloAwareSettings(Targets):
     clamp: AboveOne = 2.0
     """Most that one window's saturation counts for."""
     smoothing_s: Positive = 45.0
+    """Seconds over which windows' saturations are averaged."""
     up_stabilisation_s: NotNegative = 30.0
+    """Window whose least recommendation bounds scaling up."""
     down_stabilisation_s: NotNegative = 180.0
+    """Window whose largest recommendation bounds scaling down."""
     period_s: Positive = 60.0
+    """Period of the rate: up by the larger of 4 and 100 %, down by ``down_pods``."""
     down_pods: FromOne = 1
     """Most replicas taken away in ``period_s``."""
     min_replicas: FromZero = 1

@@ -26,9 +26,13 @@ class LoadClass(Checked):
 
     title = "elasticmoe"
     cpu_cores: float = 0.0
+    """Cores of a replica; either this or ``gpu_share``."""
     gpu_share: float = 0.0
+    """Share of one GPU."""
     memory_mb: int | None = None
+    """MiB of a replica; None leaves the axis alone."""
     concurrency: int | None = None
+    """Calls a replica takes at once; None leaves the axis alone."""
     tokens_per_s: Positive | None = None
     """What one replica of this class serves, from a profile. None: measured while it runs, and scaled by compute."""
 

@@ -39,34 +39,34 @@ class GenerationMetrics(Collector):
             yield gauge
         for metric, words, count in (
             (names.PREEMPTIONS, "Texts preempted", measures.preemptions),
-            ("vllm:prefix_cache_queries", "Tokens of texts that begin", measures.asked_tokens),
-            ("vllm:prefix_cache_hits", "Those whose keys and values were kept", measures.found_tokens),
+            (names.PREFIX_QUERIES, "Tokens of texts that begin", measures.asked_tokens),
+            (names.PREFIX_HITS, "Those whose keys and values were kept", measures.found_tokens),
             (names.PROMPT_TOKENS, "Tokens of prompts", measures.prompt_tokens),
             (names.WRITTEN_TOKENS, "Tokens written", measures.written_tokens),
-            ("smoe_kv_moved_bytes", "Keys and values that moved between instances", measures.moved_bytes),
-            ("smoe_kv_lost_sources", "Texts computed again, as theirs could not be had", measures.lost_sources),
-            ("smoe_role_flips", "Changes of instances' roles", phases.scheduler.flips if phases else 0),
+            (names.KV_MOVED_BYTES, "Keys and values that moved between instances", measures.moved_bytes),
+            (names.KV_LOST_SOURCES, "Texts computed again, as theirs could not be had", measures.lost_sources),
+            (names.ROLE_FLIPS, "Changes of instances' roles", phases.scheduler.flips if phases else 0),
         ):
             counter = CounterMetricFamily(metric, words, labels=_LABEL)
             counter.add_metric(label, count)
             yield counter
         reasons = [*_LABEL, "finished_reason"]
-        ended = CounterMetricFamily("vllm:request_success", "Texts by how they ended", labels=reasons)
+        ended = CounterMetricFamily(names.ENDED, "Texts by how they ended", labels=reasons)
         for reason in ("stop", "length", "abort"):
             ended.add_metric([self._model, reason], measures.ended.get(reason, 0))
         yield ended
         for metric, words, distribution in (
             (names.TTFT_SECONDS, "Arrival to first token", measures.first_token),
             (names.TPOT_SECONDS, "From one token to the next", measures.next_token),
-            ("vllm:e2e_request_latency_seconds", "Arrival to last token", measures.whole),
-            ("smoe_kv_move_wait_seconds", "First token until keys and values begin to move", measures.move_wait),
-            ("smoe_kv_move_seconds", "Until they are there", measures.move),
+            (names.E2E_SECONDS, "Arrival to last token", measures.whole),
+            (names.KV_MOVE_WAIT_SECONDS, "First token until keys and values begin to move", measures.move_wait),
+            (names.KV_MOVE_SECONDS, "Until they are there", measures.move),
         ):
             histogram = HistogramMetricFamily(metric, words, labels=_LABEL)
             histogram.add_metric(label, distribution.cumulative(), distribution.total_s)
             yield histogram
         labels = [*_LABEL, "instance", "role", "state"]
-        texts = GaugeMetricFamily("smoe_instance_texts", "Texts of an instance", labels=labels)
+        texts = GaugeMetricFamily(names.INSTANCE_TEXTS, "Texts of an instance", labels=labels)
         for one in generator.document()["instances"]:
             for state in ("running", "queue", "arriving"):
                 texts.add_metric([self._model, str(one["instance"]), one["role"], state], one[state])

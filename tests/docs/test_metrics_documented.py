@@ -1,4 +1,5 @@
-"""``docs/metrics.md`` against what is really exposed and written: names, types, labels, columns, nothing else."""
+"""The tables of ``docs/metrics.md``, made from docstrings of names, against what is really exposed and written: names,
+types, labels, columns, nothing else."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from prometheus_client.core import Metric
 
+from autoscaler import exposition
 from autoscaler.contract import Cost, Decision, TickReport
 from autoscaler.exposition import ControllerMetrics
 from autoscaler.logger import DECISIONS, PIPELINE, WINDOWS
@@ -21,10 +23,12 @@ from autoscaler.platforms.kubernetes.metrics import PlatformMetrics
 from autoscaler.platforms.shadow import ShadowBill, ShadowPlatform
 from autoscaler.prices import load_prices
 from autoscaler.state.targets import Targets
+from docs.tables import TABLES
 from functions.device.tensors import HostDevice
 from functions.dispatch.dispatcher import CallRecord
 from functions.generation.measures import Measures
 from functions.generation.metrics import GenerationMetrics
+from functions.serving import generation_metric_names as generation_names
 from functions.serving import metric_names as ingress_names
 from functions.serving.instruments import IngressInstruments
 from functions.serving.kept_pages import KeptPages
@@ -40,17 +44,15 @@ from tests.unit.autoscaler.builders import configuration, observation
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 Row = list[str]
+WORKERS = re.compile(r"^\| `(smoe_worker\w+)` \| (.*) \|$", re.MULTILINE)
+"""A row of the one table that the page has itself."""
 
 
-def rows(heading: str) -> dict[str, Row]:
-    """First cell, without backquotes, → the other cells of the table under a heading."""
-    section = re.split(r"^#+ ", PAGE.split(f"# {heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
-    table = [line for line in section.splitlines() if line.startswith("| `")]
-    rows = {}
-    for line in table:
-        first, *rest = [cell.strip() for cell in line.strip("|").split("|")]
-        assert first.strip("`") not in rows, f"{first} stands twice under {heading}"
-        rows[first.strip("`")] = rest
+def rows(table: str) -> dict[str, Row]:
+    """First cell → the other cells of a table."""
+    _, listed = TABLES[table]()
+    rows = {first: list(rest) for first, *rest in listed}
+    assert len(rows) == len(listed)
     return rows
 
 
@@ -133,49 +135,53 @@ def named(families: Iterable[Metric]) -> dict[str, Metric]:
 
 
 @pytest.mark.parametrize(
-    ("heading", "module"), [("Ingress", ingress_names), ("Gateway", gateway_names)], ids=["ingress", "gateway"]
+    ("table", "module"),
+    [
+        ("metrics-ingress", ingress_names),
+        ("metrics-gateway", gateway_names),
+        ("metrics-generation", generation_names),
+        ("metrics-controller", exposition),
+    ],
 )
-def test_every_name_of_a_metric_is_documented_and_no_other(heading: str, module: object) -> None:
-    assert set(rows(heading)) == names_in(module)
+def test_every_name_of_a_metric_states_its_type_labels_and_meaning(table: str, module: object) -> None:
+    assert names_in(module) - {exposition.EVERYWHERE} <= set(rows(table))
 
 
 EXPOSED = {
-    "Ingress": ingress_families,
-    "Generation": generation_families,
-    "Gateway": gateway_families,
-    "Workers": worker_families,
-    "Controller": controller_families,
+    "metrics-ingress": ingress_families,
+    "metrics-generation": generation_families,
+    "metrics-gateway": gateway_families,
+    "metrics-controller": controller_families,
+    "workers": worker_families,
 }
 
 
-@pytest.mark.parametrize("heading", EXPOSED)
-def test_types_and_labels_are_those_exposed(heading: str) -> None:
-    exposed = EXPOSED[heading]()
-    documented = rows(heading)
+@pytest.mark.parametrize("table", EXPOSED)
+def test_types_and_labels_are_those_exposed(table: str) -> None:
+    exposed = EXPOSED[table]()
+    of_page = {name: cells.split(" | ") for name, cells in WORKERS.findall(PAGE)}
+    documented = of_page if table == "workers" else rows(table)
     assert set(exposed) == set(documented)
     for name, family in exposed.items():
-        kind, labels, unit, meaning = documented[name]
+        kind, labels, meaning = documented[name]
         assert kind == {"unknown": "untyped"}.get(family.type, family.type), name
         assert family.samples, f"{name} shows no sample here"
         for sample in family.samples:
             assert set(sample.labels) - {"le"} == labels_of(labels), name
-        assert unit and meaning.endswith("."), name
+        assert meaning.endswith("."), name
 
 
 @pytest.mark.parametrize(
-    ("heading", "schema"), [("windows", WINDOWS), ("pipeline", PIPELINE), ("decisions", DECISIONS)]
+    ("table", "schema"), [("log-windows", WINDOWS), ("log-pipeline", PIPELINE), ("log-decisions", DECISIONS)]
 )
-def test_every_column_of_the_logger_is_documented_with_its_type(heading: str, schema: pa.Schema) -> None:
-    documented = {name: cells[0] for name, cells in rows(heading).items()}
-    assert documented == {entry.name: _type(entry.type) for entry in schema}
-
-
-def _type(kind: pa.DataType) -> str:
-    return "list<string>" if pa.types.is_list(kind) else str(kind)
+def test_every_column_of_the_logger_is_described(table: str, schema: pa.Schema) -> None:
+    documented = rows(table)
+    assert list(documented) == schema.names
+    assert [name for name, (_, meaning) in documented.items() if not meaning.endswith(".")] == []
 
 
 def test_the_buckets_are_those_documented() -> None:
     bounds = [0.0005 * 1.3**i for i in range(45)]
     assert list(ingress_names.BUCKETS_S) == pytest.approx(bounds)
     assert "`0.0005 · 1.3^i` seconds, i = 0 … 44" in PAGE
-    assert f"last {ingress_names.PEAK_WINDOW_S:g} s" in rows("Ingress")[ingress_names.NODE_TOKENS_PEAK][3]
+    assert f"last {ingress_names.PEAK_WINDOW_S:g} s" in rows("metrics-ingress")[ingress_names.NODE_TOKENS_PEAK][2]

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
+from docs.tables import MARK, TABLES, filled
 from smoe.cli import COMMANDS, cli
 from smoe.groups import LAB, PIPELINE, PLACEMENT
 
@@ -81,6 +82,13 @@ def test_the_page_of_benchmarks_has_a_row_for_each_and_no_other() -> None:
 def test_every_command_is_in_some_page() -> None:
     named = {tuple(words[: len(path)]) for text in TEXTS.values() for words in commands_in(text) for path in PATHS}
     assert set(PATHS) <= named
+
+
+def test_every_table_made_from_the_code_has_its_place_in_one_page() -> None:
+    named = [table for text in TEXTS.values() for table in MARK.findall(text)]
+    assert sorted(named) == sorted(TABLES)
+    page = filled("Table: `python -m docs.tables kpa`\n")
+    assert page.startswith("| setting | default | meaning |\n| --- | --- | --- |\n| `metric` | `concurrency` |")
 
 
 @pytest.mark.slow

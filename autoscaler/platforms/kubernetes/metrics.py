@@ -11,9 +11,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from autoscaler.platforms.kubernetes.conditions import Condition
 
 CONDITIONS = "smoe_controller_conditions"
+"""Gauge {pipeline, function, condition}: what stands in the way of a function."""
 REFUSALS = "smoe_controller_refusals_total"
+"""Counter {pipeline, function, condition}: orders refused or taken back, and so held back; each counted once."""
 CALLS = "smoe_controller_api_calls_total"
+"""Counter {pipeline, verb, resource, code}: answers of the API server; code 0: none."""
 LEADER = "smoe_controller_leader"
+"""Gauge {pipeline}: 1 where this controller acts, 0 where it stands by."""
 
 
 class PlatformMetrics:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +62,6 @@ def test_a_setting_that_is_not_allowed_is_refused_by_its_name(key: str, value: o
 def test_hpa_without_any_metric_is_refused(folder: Path) -> None:
     with pytest.raises(SettingsError, match="hpa needs one metric"):
         build_controller(settings(folder, policy_settings={"cpu_target": 0.0, "concurrency_target": 0.0}))
-
-
-def test_every_setting_has_a_word_of_its_own_in_the_documentation() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "controller.md").read_text()
-    assert [entry.name for entry in fields(ControllerSettings) if f"`{entry.name}`" not in text] == []
 
 
 def test_the_password_is_neither_shown_nor_logged(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from autoscaler.errors import SettingsError
 from autoscaler.policies import Making, make_policy
 from autoscaler.settings import ControllerSettings
 from evaluation.bound.bounds import deterministic
-from evaluation.bound.last_window import LastWindowPolicy, LastWindowSettings, MakingSettings
+from evaluation.bound.last_window import LastWindowPolicy, LastWindowSettings
 from evaluation.bound.loads import windows
 from evaluation.bound.oracle import configurations
 from evaluation.bound.physics import Physics
@@ -160,12 +160,3 @@ def test_a_wrong_setting_is_refused(tmp_path: Path, pipeline: str, text: str, se
     path.write_text(text)
     with pytest.raises(SettingsError, match=sentence):
         make_policy(making(pipeline, policy_settings=path))
-
-
-def test_every_setting_is_documented_with_its_default() -> None:
-    page = (Path(__file__).parents[4] / "docs" / "policies.md").read_text()
-    section = page.split("\n## evaluation.bound.last_window:make\n", 1)[1].split("\n## ", 1)[0]
-    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| `")]
-    listed = {cells[0].strip(" `"): cells[1].strip(' `"') for cells in rows}
-    words = {"workload": "the pipeline's name", "profile": "none"}
-    assert listed == {entry.name: words.get(entry.name, str(entry.default)) for entry in fields(MakingSettings)}

@@ -1,0 +1,198 @@
+"""Tables of the pages that the code holds already: settings, metrics, columns, features. The site has them in place of
+the line that names them; ``python -m docs.tables NAME`` prints one, without a name their names."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import itertools
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, fields
+
+import pyarrow as pa
+
+from autoscaler import logger
+from autoscaler.commands import autoscale
+from autoscaler.contract import (
+    Burst,
+    Configuration,
+    Cost,
+    Decision,
+    GenerationObservation,
+    LayerObservation,
+    NodeObservation,
+    Observation,
+    TickReport,
+)
+from autoscaler.options import docstrings
+from autoscaler.settings import ControllerSettings
+from rl.features import NODE_FEATURES, PIPELINE_FEATURES, Feature
+
+Row = Sequence[str]
+MARK = re.compile(r"^Table: `python -m docs\.tables ([a-z-]+)`$", re.MULTILINE)
+"""The line of a page that a table takes the place of."""
+METRICS = {
+    "ingress": ("functions.serving.metric_names",),
+    "generation": ("functions.serving.generation_metric_names",),
+    "gateway": ("gateway.metric_names",),
+    "controller": ("autoscaler.exposition", "autoscaler.platforms.kubernetes.metrics"),
+}
+"""Modules whose constants are names of metrics, each with type, labels and meaning as its docstring."""
+POLICIES = {
+    "hpa": "autoscaler.policy.hpa:HpaSettings",
+    "kpa": "autoscaler.policy.kpa:KpaSettings",
+    "keda": "autoscaler.policy.keda:KedaSettings",
+    "keda-trigger": "autoscaler.policy.keda:Trigger",
+    "apa": "autoscaler.policy.apa:ApaSettings",
+    "slo-aware": "autoscaler.policy.slo_aware:SloAwareSettings",
+    "elasticmoe": "autoscaler.policy.token_load:TokenLoadSettings",
+    "elasticmoe-class": "autoscaler.policy.token_load:LoadClass",
+    "janus": "autoscaler.policy.janus:JanusSettings",
+    "attainment": "autoscaler.policy.attainment:AttainmentSettings",
+    "last-window": "evaluation.bound.last_window:MakingSettings",
+    "smoe": "rl.agent.policy:MakingSettings",
+    "reward": "rl.reward:RewardSettings",
+}
+ELSEWHERE = frozenset({"min_replicas", "max_replicas", "kinds", "triggers", "classes", "slo_s", "ttft_s", "tpot_s"})
+"""Settings of policies that the controller's own settings give."""
+
+
+def filled(page: str) -> str:
+    """The page with its tables."""
+    return MARK.sub(lambda match: markdown(*TABLES[match[1]]()), page)
+
+
+def markdown(head: Row, rows: Iterable[Row]) -> str:
+    """A table with one line a row; the first cell is code."""
+    lines = [head, ["---"] * len(head), *([f"`{row[0]}`", *row[1:]] for row in rows)]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+def controller() -> tuple[Row, list[Row]]:
+    """Settings of the controller with their flags."""
+    flags = {option.name: "/".join((*option.opts, *option.secondary_opts)) for option in autoscale.params}
+    flags["password"] = flags["password_file"]
+    rows = [
+        [name, f"`{flags[name]}`" if name in flags else "–", default, meaning]
+        for name, default, meaning in _settings(ControllerSettings)
+    ]
+    return ("setting", "flag", "default", "meaning"), rows
+
+
+def policy(name: str) -> tuple[Row, list[Row]]:
+    """A policy's own settings."""
+    module, _, kind = POLICIES[name].partition(":")
+    rows = [row for row in _settings(getattr(importlib.import_module(module), kind)) if row[0] not in ELSEWHERE]
+    return ("setting", "default", "meaning"), rows
+
+
+def _settings(kind: type) -> list[Row]:
+    meanings = docstrings(kind)
+    return [[entry.name, _default(entry), _sentence(meanings.get(entry.name, ""))] for entry in fields(kind)]  # type: ignore[arg-type]
+
+
+def _default(entry: Field[object]) -> str:
+    given = entry.default is not MISSING and entry.default is not None and entry.default != ""
+    return f"`{entry.default}`" if given else "–"
+
+
+def metrics(name: str) -> tuple[Row, list[Row]]:
+    """Name, type, labels and meaning of each metric."""
+    rows = []
+    for module in METRICS[name]:
+        for metric, text in constants(module):
+            kind, labels, meaning = re.fullmatch(r"(\w+)(?: \{(.*?)\})?: (.*)", text).groups("")  # type: ignore[union-attr]
+            codes = ", ".join(f"`{label.strip(chr(96))}`" for label in labels.split(", ")) if labels else "–"
+            rows.append([metric, kind.lower(), codes, _sentence(meaning[0].upper() + meaning[1:])])
+    return ("name", "type", "labels", "meaning"), rows
+
+
+def constants(module: str) -> list[tuple[str, str]]:
+    """(value, docstring) of every text in capitals of a module that begins with a metric's type."""
+    body = ast.parse(inspect.getsource(importlib.import_module(module))).body
+    pairs = []
+    for entry, text in itertools.pairwise(body):
+        match entry, text:
+            case ast.Assign(value=ast.Constant(value=str(value))), ast.Expr(value=ast.Constant(value=str(words))):
+                if re.match(r"(Counter|Gauge|Histogram|Untyped)\b", words):
+                    pairs.append((value, " ".join(words.replace("``", "`").split())))
+    return pairs
+
+
+def features(of: tuple[Feature, ...]) -> tuple[Row, list[Row]]:
+    """Numbers of a state by index; flags are the last ones."""
+    rows = []
+    for index, feature in enumerate(of):
+        span = f"{feature.low:g} … {feature.high:g}" + (" log" if feature.log else "")
+        flag = f"`{feature.flag}`" if feature.flag else "–"
+        rows.append([str(index), f"`{feature.name}`", feature.meaning, feature.unit, span, flag])
+    return ("index", "name", "meaning", "unit", "range", "flag"), rows
+
+
+def columns(schema: pa.Schema, meanings: Mapping[str, str]) -> tuple[Row, list[Row]]:
+    """Columns of one kind of the logger's files; a configuration's columns of one side are one row."""
+    rows = []
+    for entry in schema:
+        kind = "list<string>" if pa.types.is_list(entry.type) else "struct" if pa.types.is_struct(entry.type) else ""
+        rows.append([entry.name, kind or str(entry.type), _sentence(meanings.get(entry.name, ""))])
+    return ("column", "type", "meaning"), rows
+
+
+def _described(*kinds: type) -> dict[str, str]:
+    return {name: text for kind in kinds for name, text in docstrings(kind).items()}
+
+
+def _prefixed(prefix: str, *kinds: type) -> dict[str, str]:
+    return {f"{prefix}_{name}": text for name, text in _described(*kinds).items()}
+
+
+_COSTS = _prefixed("cost", Cost)
+_WINDOWS = {
+    **_described(Observation, Configuration, NodeObservation), **_prefixed("layer", LayerObservation), **_COSTS,
+}  # fmt: skip
+_SLO = {"slo_s": "Target of the P95; null without one."}
+_CHANGE = {
+    "changes": "Whether decision and present differ.",
+    "applied": "The platform took the change and was seen to have it.",
+    "failure": "Why a change failed; null otherwise.",
+}
+_PIPELINE = {**_SLO, **_described(TickReport, Observation), **_prefixed("generation", GenerationObservation), **_COSTS}
+_SIDES = {"present": "Before", "wish": "Desired", "target": "What the limits left of it"}
+_DECISIONS = {
+    **_described(TickReport, Observation, NodeObservation, Decision),
+    **_CHANGE,
+    **{
+        f"{side}_{name}": f"{words}: {text}"
+        for side, words in _SIDES.items()
+        for name, text in docstrings(Configuration).items()
+    },
+}
+
+
+def _sentence(text: str) -> str:
+    """With a full stop and without roles; ``–`` for none."""
+    text = re.sub(r":\w+:`(.*?)`", r"`\1`", text)
+    return text + ("" if text.endswith((".", "]", ".)")) else ".") if text else "–"
+
+
+TABLES: dict[str, Callable[[], tuple[Row, list[Row]]]] = {
+    "controller": controller,
+    **{name: (lambda name=name: policy(name)) for name in POLICIES},  # type: ignore[misc]
+    **{f"metrics-{name}": (lambda name=name: metrics(name)) for name in METRICS},  # type: ignore[misc]
+    "log-windows": lambda: columns(logger.WINDOWS, _WINDOWS),
+    "log-pipeline": lambda: columns(logger.PIPELINE, _PIPELINE),
+    "log-decisions": lambda: columns(logger.DECISIONS, _DECISIONS),
+    "features-node": lambda: features(NODE_FEATURES),
+    "features-pipeline": lambda: features(PIPELINE_FEATURES),
+    "burst": lambda: (("setting", "default", "meaning"), _settings(Burst)),
+}
+
+if __name__ == "__main__":
+    names = sys.argv[1:]
+    if not names or not set(names) <= set(TABLES):
+        sys.exit(f"say one of: {', '.join(TABLES)}")
+    for each in names:
+        sys.stdout.write(markdown(*TABLES[each]()) + "\n")
