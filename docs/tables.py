@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -31,6 +32,7 @@ from autoscaler.options import docstrings
 from autoscaler.settings import ControllerSettings
 from rl.features import NODE_FEATURES, PIPELINE_FEATURES, Feature
 
+ROOT = Path(__file__).resolve().parents[1]
 Row = Sequence[str]
 MARK = re.compile(r"^Table: `python -m docs\.tables ([a-z-]+)`$", re.MULTILINE)
 """The line of a page that a table takes the place of."""
@@ -69,6 +71,24 @@ def markdown(head: Row, rows: Iterable[Row]) -> str:
     """A table with one line a row; the first cell is code."""
     lines = [head, ["---"] * len(head), *([f"`{row[0]}`", *row[1:]] for row in rows)]
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+def benchmarks() -> tuple[Row, list[Row]]:
+    """Every module or package that is run, by the first sentence of its docstring, with its page of results."""
+    rows = []
+    for path in sorted((ROOT / "benchmarks").rglob("*.py")):
+        words = ast.get_docstring(ast.parse(text := path.read_text())) or ""
+        if path.stem == "__main__" or (
+            '"__main__"' in text and (path.parent.name == "benchmarks" or "python -m" in words)
+        ):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
+            shows = " ".join(words.split("\n\n")[0].split())
+            shows = re.sub(r":? ``python -m .*?``( \(root\))?\.?", r"\1.", shows).replace("?.", "?").replace("..", ".")
+            place = f"results/{name.split('.')[1].replace('_', '-')}/README.md"
+            rows.append(
+                [f"python -m {name}", shows, f"[numbers]({place})" if (ROOT / "docs" / place).exists() else "–"]
+            )
+    return ("command", "what it shows", "results"), rows
 
 
 def controller() -> tuple[Row, list[Row]]:
@@ -179,6 +199,7 @@ def _sentence(text: str) -> str:
 
 
 TABLES: dict[str, Callable[[], tuple[Row, list[Row]]]] = {
+    "benchmarks": benchmarks,
     "controller": controller,
     **{name: (lambda name=name: policy(name)) for name in POLICIES},  # type: ignore[misc]
     **{f"metrics-{name}": (lambda name=name: metrics(name)) for name in METRICS},  # type: ignore[misc]
