@@ -19,6 +19,7 @@ __all__ = [
     "MIB",
     "NAMESPACE",
     "SLO_QUANTILE",
+    "Arrivals",
     "Bound",
     "BoundedPlatform",
     "Burst",
@@ -191,6 +192,16 @@ class LayerObservation:
     """95th percentile from scatter to the last gather."""
 
 
+class Arrivals(NamedTuple):
+    """How fast tokens arrive within one look-back: of the tokens per second of the look-back that ends with each
+    request, itself included, the quantiles over the window's requests."""
+
+    look_back_s: float
+    p50: float
+    p95: float
+    p99: float
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationObservation:
     """A decoder's texts in one window, as the ingresses report them under vLLM's names."""
@@ -251,6 +262,8 @@ class Observation:
     """Too little or too old data to decide on."""
     generation: GenerationObservation | None = None
     """A decoder's texts; None for any other pipeline, and for one that keeps no keys and values."""
+    arrivals: tuple[Arrivals, ...] = ()
+    """Of each look-back that the ingress measures; empty where nothing arrived, or nothing is known."""
 
     @property
     def window_s(self) -> float:

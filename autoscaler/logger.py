@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from autoscaler.contract import (
+    Arrivals,
     Burst,
     Configuration,
     Cost,
@@ -31,6 +32,7 @@ from autoscaler.contract import (
     TickReport,
 )
 from autoscaler.errors import LogError
+from functions.serving.metric_names import LOOK_BACKS_S
 
 SCHEMA_VERSION = 1
 METADATA_KEY = b"smoe"
@@ -57,9 +59,15 @@ def _names(kind: type) -> list[str]:
 _NODE_FIELDS = _numbers(NodeObservation._fields, ("configuration",))
 _LAYER_FIELDS = _numbers(_names(LayerObservation), ("layer",))
 _PIPELINE_FIELDS = _numbers(
-    _names(Observation), ("nodes", "layers", "problems", "stale", "start_s", "end_s", "generation")
+    _names(Observation), ("nodes", "layers", "problems", "stale", "start_s", "end_s", "generation", "arrivals")
 )
 _GENERATION_FIELDS = _numbers(_names(GenerationObservation), ())
+ARRIVALS = {
+    f"arrivals_{1000 * look_back_s:g}ms_{name}": (look_back_s, name)
+    for look_back_s in LOOK_BACKS_S
+    for name in Arrivals._fields[1:]
+}
+"""Column → look-back and quantile of :class:`autoscaler.contract.Arrivals`."""
 _COSTS = {"cost_busy": _F, "cost_provisioned": _F}
 _TIMES = {"start_s": _F, "end_s": _F}
 
@@ -77,6 +85,7 @@ PIPELINE = pa.schema(
         **_TIMES,
         **_PIPELINE_FIELDS,
         **{f"generation_{name}": kind for name, kind in _GENERATION_FIELDS.items()},
+        **dict.fromkeys(ARRIVALS, _F),
         "stale": _B,
         "problems": pa.list_(_S),
         "policy": _S,
@@ -227,6 +236,8 @@ def pipeline_columns(report: TickReport, slo_s: float | None) -> Columns:
     observation = report.observation
     row = {name: getattr(observation, name) for name in (*_TIMES, *_PIPELINE_FIELDS, "stale")}
     row |= {f"generation_{name}": getattr(observation.generation, name, None) for name in _GENERATION_FIELDS}
+    known = {one.look_back_s: one for one in observation.arrivals}
+    row |= {column: getattr(known.get(look_back_s), name, None) for column, (look_back_s, name) in ARRIVALS.items()}
     row |= {
         "problems": list(observation.problems),
         "policy": report.policy,

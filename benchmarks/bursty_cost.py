@@ -72,9 +72,16 @@ BURSTS = (
         for headroom in (1.0, 2.0)
         for spare in (1.0, 2.0)
     ),
+    *(
+        (floor, Burst(standbys, 1.0, spare, hold_s, look_back_s, sleep_s))
+        for floor, standbys, sleep_s in ((0.0, 20, None), (1.0, 20, None), (0.0, 7, 0.5))
+        for spare in (0.25, 0.5, 1.0)
+        for hold_s in (0.1, 0.5)
+        for look_back_s in (0.1, 0.25, 0.5, 1.0)
+    ),
 )
-"""Times its mean work of the validation hours that an expert always has replicas for (0: one replica, which in the last
-sixteen sleeps between requests), and the rule."""
+"""Times its mean work of the validation hours that an expert always has replicas for (0: one replica), and the rule:
+ample ones, those whose replicas sleep between requests, and lean ones, which follow the requests closely."""
 FINENESS, LARGEST = 1.1, 64.0
 """Steps between two constants in hindsight, and the most times its mean work that an expert is staffed for there."""
 COLUMNS = ("burst tuned", "constant tuned", "burst in hindsight", "constant in hindsight")
@@ -254,7 +261,7 @@ def main(
         }
         for floor, rule in BURSTS:
             name = f"{rule.standbys} standbys, k={rule.headroom:g} z={rule.spare:g}, hold {rule.hold_s:g} s"
-            name = f"floor {floor:g}, {name}"
+            name = f"floor {floor:g}, {name}, look back {rule.look_back_s:g} s"
             settings[f"{name}, sleep {rule.sleep_s:g} s" if rule.sleep_s else name] = constant(mean_work, floor), rule
         rules = [name for name, (_, burst) in settings.items() if burst is not None]
         tried = {}

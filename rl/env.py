@@ -201,12 +201,17 @@ class PipelineEnv(gymnasium.Env[Observed, NDArray[np.int64]]):
         )
 
 
-def state_spaces(layers: int, width: int) -> dict[str, spaces.Space[Any]]:
+def state_spaces(
+    layers: int,
+    width: int,
+    nodes: tuple[Feature, ...] = NODE_FEATURES,
+    pipeline: tuple[Feature, ...] = PIPELINE_FEATURES,
+) -> dict[str, spaces.Space[Any]]:
     """Spaces of a window's state, flattened: ``layers`` MoE layers of at most ``width`` experts."""
     return {
-        "segments": _box(NODE_FEATURES, layers + 1),
-        "experts": _box(NODE_FEATURES, layers * width),
-        "pipeline": _box(PIPELINE_FEATURES, 1),
+        "segments": _box(nodes, layers + 1),
+        "experts": _box(nodes, layers * width),
+        "pipeline": _box(pipeline, 1),
     }
 
 

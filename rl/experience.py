@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autoscaler.contract import GenerationObservation, LayerObservation, NodeObservation, Observation
-from autoscaler.logger import configuration_of, read_pipeline, read_windows
+from autoscaler.contract import Arrivals, GenerationObservation, LayerObservation, NodeObservation, Observation
+from autoscaler.logger import ARRIVALS, configuration_of, read_pipeline, read_windows
 from rl.agent.contract import State
 from rl.features import Encoder, History
 from simulation.arrays import Floats
@@ -25,7 +25,7 @@ _LAYER = tuple(entry.name for entry in fields(LayerObservation) if entry.name !=
 _WINDOW = tuple(
     entry.name
     for entry in fields(Observation)
-    if entry.name not in ("nodes", "layers", "problems", "stale", "generation")
+    if entry.name not in ("nodes", "layers", "problems", "stale", "generation", "arrivals")
 )
 SLACK = 0.5
 """Share of a window by which the next one may begin late, or overlap, and still follow it."""
@@ -75,6 +75,7 @@ def ticks(folder: Path) -> Iterator[Tick]:
                 problems=tuple(whole["problems"] or ()),
                 stale=bool(whole["stale"]),
                 generation=_generation(whole),
+                arrivals=tuple(_arrivals(whole)),
             ),
             {row["node"]: row["cost_busy"] for row in nodes},
             {row["node"]: row["cost_provisioned"] for row in nodes},
@@ -129,6 +130,14 @@ def _generation(row: Mapping[str, Any]) -> GenerationObservation | None:
     """None also of files from before it was stored."""
     numbers = {entry.name: row.get(f"generation_{entry.name}") for entry in fields(GenerationObservation)}
     return None if numbers["running"] is None else GenerationObservation(**numbers)
+
+
+def _arrivals(row: Mapping[str, Any]) -> Iterator[Arrivals]:
+    """None of files from before they were stored."""
+    for look_back_s in dict.fromkeys(look_back_s for look_back_s, _ in ARRIVALS.values()):
+        numbers = {name: row.get(column) for column, (of, name) in ARRIVALS.items() if of == look_back_s}
+        if None not in numbers.values():
+            yield Arrivals(look_back_s, **numbers)
 
 
 def _node(row: Mapping[str, Any]) -> NodeObservation:

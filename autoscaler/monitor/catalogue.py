@@ -14,6 +14,7 @@ METRICS: Mapping[Series, str] = {
     Series.REQUEST_SECONDS: ingress.REQUEST_SECONDS,
     Series.REQUEST_SECONDS_SUM: f"{ingress.REQUEST_SECONDS}_sum",
     Series.REQUEST_TOKENS: ingress.REQUEST_TOKENS,
+    Series.ARRIVAL_RATES: ingress.ARRIVAL_RATES,
     Series.REQUESTS_IN_FLIGHT: ingress.REQUESTS_IN_FLIGHT,
     Series.NODE_CALLS: ingress.NODE_CALLS,
     Series.NODE_CALL_SECONDS: ingress.NODE_CALL_SECONDS,

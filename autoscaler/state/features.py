@@ -13,6 +13,7 @@ from typing import TypeVar
 from autoscaler.contract import (
     MIB,
     NAMESPACE,
+    Arrivals,
     Configuration,
     GenerationObservation,
     LayerObservation,
@@ -24,6 +25,7 @@ from autoscaler.contract import (
 from autoscaler.state.quantiles import histogram_quantile
 from autoscaler.state.readings import Buckets, Key, Readings, Series
 from autoscaler.state.shares import layer_shares, ratio, routing_entropy, tails, total, variance
+from functions.serving.metric_names import LOOK_BACKS_S
 
 Column = list[float | None]
 _V = TypeVar("_V")
@@ -61,7 +63,18 @@ def observe(topology: Topology, readings: Readings, namespace: str = NAMESPACE) 
         problems=readings.problems,
         stale=readings.stale or requests is None,
         generation=_generation(pipeline, readings),
+        arrivals=_arrivals(pipeline, readings),
     )
+
+
+def _arrivals(pipeline: str, readings: Readings) -> tuple[Arrivals, ...]:
+    found = []
+    for look_back_s in LOOK_BACKS_S:
+        buckets = readings.histogram(Series.ARRIVAL_RATES, pipeline, f"{look_back_s:g}")
+        p50, p95, p99 = (histogram_quantile(q, buckets) for q in (0.5, 0.95, 0.99))
+        if p50 is not None and p95 is not None and p99 is not None:
+            found.append(Arrivals(look_back_s, p50, p95, p99))
+    return tuple(found)
 
 
 def _generation(pipeline: str, readings: Readings) -> GenerationObservation | None:

@@ -11,7 +11,7 @@ from typing import Literal
 Key = tuple[str, ...]
 """Label values, in the order of the series' ``labels``."""
 Buckets = tuple[tuple[float, float], ...]
-"""(upper bound in seconds, increase of the cumulative count), ascending, the last bound infinite."""
+"""(upper bound in seconds or tokens a second, increase of the cumulative count), ascending, the last bound infinite."""
 
 
 LARGEST = 1e15
@@ -25,6 +25,7 @@ class Series(StrEnum):
     REQUEST_SECONDS = "request_seconds"
     REQUEST_SECONDS_SUM = "request_seconds_sum"
     REQUEST_TOKENS = "request_tokens"
+    ARRIVAL_RATES = "arrival_rates"
     REQUESTS_IN_FLIGHT = "requests_in_flight"
     NODE_CALLS = "node_calls"
     NODE_CALL_SECONDS = "node_call_seconds"
@@ -81,6 +82,7 @@ SHAPES: Mapping[Series, Shape] = {
     Series.REQUEST_SECONDS: Shape("histogram", _PIPELINE, "ingress"),
     Series.REQUEST_SECONDS_SUM: Shape("counter", _PIPELINE, "ingress"),
     Series.REQUEST_TOKENS: Shape("counter", _PIPELINE, "ingress"),
+    Series.ARRIVAL_RATES: Shape("histogram", ("pipeline", "look_back"), "ingress"),
     Series.REQUESTS_IN_FLIGHT: Shape("gauge", _PIPELINE, "ingress"),
     Series.NODE_CALLS: Shape("counter", (*_NODE, "code"), "ingress"),
     Series.NODE_CALL_SECONDS: Shape("histogram", _NODE, "ingress"),

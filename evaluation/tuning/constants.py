@@ -38,11 +38,21 @@ Steps = Callable[[Sequence[str], Deployment], Iterator[Configuration]]
 NAMES = ("constant", "constant-per-layer", "constant-per-expert")
 """Policies that hold such a plan, in order of freedom."""
 _AMPLE = ((1, 3), (1.0, 1.5), (2.0, 10.0))
-_LEAN = ((3, 5), (0.25, 0.75), (0.5, 3.0))
+LEAN = (
+    (0.25, 0.05, 0.5),
+    (0.25, 0.2, 0.5),
+    (0.25, 0.2, 0.25),
+    (0.25, 0.5, 0.25),
+    (0.5, 0.2, 0.5),
+    (0.5, 0.5, 0.25),
+    (0.75, 1.5, 0.25),
+    (0.75, 3.0, 0.25),
+)
+"""``spare``, ``hold_s`` and ``look_back_s``."""
 _ASLEEP = ((1, 3), (0.25, 0.75), (1.0, 4.0))
 BURSTS = (
     *(Burst(standbys, headroom, 1.0, hold_s) for standbys, headroom, hold_s in product(*_AMPLE)),
-    *(Burst(standbys, 1.0, spare, hold_s, 0.25) for standbys, spare, hold_s in product(*_LEAN)),
+    *(Burst(5, 1.0, *rule) for rule in LEAN),
     *(Burst(standbys, 1.0, spare, 0.5, 0.25, sleep_s) for standbys, spare, sleep_s in product(*_ASLEEP)),
 )
 """Standbys that are tried: the second part with less to spare and a shorter hold, which were found to cost less, the

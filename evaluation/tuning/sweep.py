@@ -21,7 +21,7 @@ from evaluation.comparison.grid import Grid, file_name, without_burst
 from evaluation.comparison.run import evaluate
 from evaluation.comparison.tables import runs_of
 from evaluation.processes import worker_processes
-from evaluation.tuning.constants import BURSTS, NAMES
+from evaluation.tuning.constants import BURSTS, LEAN, NAMES
 from evaluation.tuning.outcomes import MOST_VIOLATED
 
 SWEEP_SEEDS = 2
@@ -71,20 +71,19 @@ CANDIDATES: Mapping[str, Sequence[Setting]] = {
     ),
     "janus": _grid(headroom=(0.9, 0.7, 0.5), load_factor=(1.1, 1.6)),
     "staffing": [
-        {**plan, "standbys": standbys, "spare": spare, "activation_headroom": headroom, "hold_s": hold_s}
+        {**plan, "standbys": standbys, "spare": spare, "hold_s": hold_s, "look_back_s": look_back_s}
         for plan in (
             *_grid(load=(1.0, 0.5, 0.1), budget=(1.0, 0.5, 0.25), sleep_s=(60.0,)),
             *_grid(load=(0.1,), budget=(1.0, 0.5), sleep_s=(2.0,)),
         )
-        for standbys in (4.0, 2.0, 6.0)
-        for spare, headroom in ((0.25, 0.8), (0.25, 1.0), (0.75, 1.0))
-        for hold_s in (3.0, 0.5)
-    ][::2],
+        for standbys in (4.0, 8.0)
+        for spare, hold_s, look_back_s in LEAN
+    ][::3],
 }
 
 
 _STANDBYS = [{"burst": {key: value for key, value in asdict(burst).items() if value is not None}} for burst in BURSTS]
-_SOME_STANDBYS = [_STANDBYS[place] for place in (1, 6, 8, 13, 16, 18, 21, 23)]
+_SOME_STANDBYS = [_STANDBYS[place] for place in (1, 6, 9, 11, 13, 15, 18, 21)]
 """Some of each part: every number of standbys, headroom or spare, hold, and seconds until replicas sleep."""
 
 

@@ -62,8 +62,8 @@ class Measures:
             "texts": texts,
             "bytes": self.moved_bytes,
             "lost_sources": self.lost_sources,
-            "waited_ms": 1000 * self.move_wait.total_s / texts if texts else 0.0,
-            "took_ms": 1000 * self.move.total_s / texts if texts else 0.0,
+            "waited_ms": 1000 * self.move_wait.total / texts if texts else 0.0,
+            "took_ms": 1000 * self.move.total / texts if texts else 0.0,
         }
 
     def finished(self, text: Text, reason: str, now_s: float) -> None:

@@ -63,7 +63,7 @@ class GenerationMetrics(Collector):
             (names.KV_MOVE_SECONDS, "Until they are there", measures.move),
         ):
             histogram = HistogramMetricFamily(metric, words, labels=_LABEL)
-            histogram.add_metric(label, distribution.cumulative(), distribution.total_s)
+            histogram.add_metric(label, distribution.cumulative(), distribution.total)
             yield histogram
         labels = [*_LABEL, "instance", "role", "state"]
         texts = GaugeMetricFamily(names.INSTANCE_TEXTS, "Texts of an instance", labels=labels)

@@ -184,6 +184,7 @@ class Ingress:
 
     def _computed(self, tokens: int) -> None:
         """An iteration of the generation loop is done: its tokens count as a request's."""
+        self.instruments.arrived(tokens)
         if self._bursts is not None:
             self._bursts.arrived(tokens)
             self._bursts.answered(tokens)
@@ -231,9 +232,10 @@ class Ingress:
         """One pass; ``answers`` are the decoder's tokens of an encoder-decoder."""
         assert self._passes is not None, "follow() comes first"
         answers = answers if self.manifest.task == "seq2seq-lm" else None
+        tokens = sum(map(len, ids)) + sum(map(len, answers or ()))
+        self.instruments.arrived(tokens)
         if self._bursts is None:
             return await self._passes.run(ids, answers, context)
-        tokens = sum(map(len, ids)) + sum(map(len, answers or ()))
         with self._bursts.serving(tokens):
             return await self._passes.run(ids, answers, context)
 

@@ -17,20 +17,25 @@ from prometheus_client.registry import Collector
 
 from functions.dispatch.activations import ActivationWindow, entropy_bits
 from functions.dispatch.dispatcher import CallRecord
+from functions.dispatch.levels import Arrivals
 from functions.serving import metric_names as names
 from functions.serving.traffic import Traffic
 
 
 @dataclass(slots=True)
 class Distribution:
-    """A histogram over ``names.BUCKETS_S``; the last count is of values above all bounds."""
+    """A histogram; the last count is of values above all ``bounds``."""
 
-    counts: list[int] = field(default_factory=lambda: [0] * (len(names.BUCKETS_S) + 1))
-    total_s: float = 0.0
+    bounds: tuple[float, ...] = names.BUCKETS_S
+    counts: list[int] = field(init=False)
+    total: float = 0.0
 
-    def observe(self, value_s: float) -> None:
-        self.counts[bisect_left(names.BUCKETS_S, value_s)] += 1
-        self.total_s += value_s
+    def __post_init__(self) -> None:
+        self.counts = [0] * (len(self.bounds) + 1)
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
 
     @property
     def count(self) -> int:
@@ -39,7 +44,7 @@ class Distribution:
     def cumulative(self) -> list[tuple[str, float]]:
         """Prometheus' form: (upper bound, count of values up to it)."""
         result, running = [], 0
-        for bound, count in zip(names.BUCKETS_S, self.counts, strict=False):
+        for bound, count in zip(self.bounds, self.counts, strict=False):
             running += count
             result.append((repr(bound), float(running)))
         result.append(("+Inf", float(running + self.counts[-1])))
@@ -134,6 +139,7 @@ class IngressInstruments:
         self.nodes = {node_id: NodeInstruments() for node_id in node_ids}
         self.barriers = [Distribution() for _ in range(layers)]
         self.request_seconds = Distribution()
+        self._arrivals = [(Arrivals(look_back_s), Distribution(names.RATES)) for look_back_s in names.LOOK_BACKS_S]
         self.requests: dict[str, int] = {"200": 0}
         self.in_flight = 0
         self.tokens = 0
@@ -148,6 +154,12 @@ class IngressInstruments:
     def expose(self, collector: Collector) -> None:
         """Have ``text`` hold another collector's metrics too."""
         self._registry.register(collector)
+
+    def arrived(self, tokens: int) -> None:
+        """A request of so many tokens, or an iteration of texts under way, is about to be served."""
+        now_s = self._clock()
+        for arrivals, distribution in self._arrivals:
+            distribution.observe(arrivals.rate(now_s, tokens))
 
     def finished(self, status: int, seconds: float, tokens: int) -> None:
         """One request was answered."""
@@ -165,7 +177,7 @@ class IngressInstruments:
             names.LAYER_BARRIER_SECONDS, "Scatter to last gather", labels=["pipeline", "layer"]
         )
         for layer, distribution in enumerate(self.barriers):
-            barrier.add_metric([self.pipeline, str(layer)], distribution.cumulative(), distribution.total_s)
+            barrier.add_metric([self.pipeline, str(layer)], distribution.cumulative(), distribution.total)
         yield barrier
         entropy = GaugeMetricFamily(names.ENTROPY, "Entropy of the experts' tokens", labels=["pipeline", "layer"])
         for layer, bits in enumerate(entropy_bits(self.activations.totals(self._clock())[0])):
@@ -179,12 +191,17 @@ class IngressInstruments:
         for code, count in self.requests.items():
             requests.add_metric([*labels, code], count)
         seconds = HistogramMetricFamily(names.REQUEST_SECONDS, "Time to answer", labels=["pipeline"])
-        seconds.add_metric(labels, self.request_seconds.cumulative(), self.request_seconds.total_s)
+        seconds.add_metric(labels, self.request_seconds.cumulative(), self.request_seconds.total)
         in_flight = GaugeMetricFamily(names.REQUESTS_IN_FLIGHT, "Requests in flight", labels=["pipeline"])
         in_flight.add_metric(labels, self.in_flight)
         tokens = CounterMetricFamily(names.REQUEST_TOKENS, "Tokens of answered requests", labels=["pipeline"])
         tokens.add_metric(labels, self.tokens)
-        yield from (requests, seconds, in_flight, tokens)
+        rates = HistogramMetricFamily(
+            names.ARRIVAL_RATES, "Tokens per second at each arrival", labels=["pipeline", "look_back"]
+        )
+        for look_back_s, (_, distribution) in zip(names.LOOK_BACKS_S, self._arrivals, strict=True):
+            rates.add_metric([*labels, f"{look_back_s:g}"], distribution.cumulative(), distribution.total)
+        yield from (requests, seconds, in_flight, tokens, rates)
 
     def _node_families(self) -> Iterator[Metric]:
         label = ["pipeline", "node"]
@@ -205,7 +222,7 @@ class IngressInstruments:
                 calls.add_metric([*labels, code], count)
             for reason, count in node.retries.items():
                 retries.add_metric([*labels, reason], count)
-            seconds.add_metric(labels, node.call_seconds.cumulative(), node.call_seconds.total_s)
+            seconds.add_metric(labels, node.call_seconds.cumulative(), node.call_seconds.total)
             wait.add_metric(labels, node.wait_s)
             busy.add_metric(labels, node.busy_s)
             tokens.add_metric(labels, node.tokens)

@@ -50,6 +50,14 @@ to others (message), one more group spread there (spread)."""
 LINK_BYTES_PER_SECOND = "smoe_link_bytes_per_second"
 """Gauge {pipeline, machine}: measured likewise."""
 
+ARRIVAL_RATES = "smoe_arrival_tokens_per_second"
+"""Histogram {pipeline, look_back}: at each request's arrival, tokens per second of the ``look_back`` seconds that end
+with it, itself included. What burst activation goes by, so a policy sees how high and how long bursts are."""
+LOOK_BACKS_S: tuple[float, ...] = (0.25, 1.0)
+"""Of ``ARRIVAL_RATES``: about as long as a standby needs to open, and as a burst has to last to be worth one."""
+RATES: tuple[float, ...] = tuple(round(1.3**i, 6) for i in range(64))
+"""Upper bounds of ``ARRIVAL_RATES``, 1 to 15 million tokens a second."""
+
 PEAK_WINDOW_S = 60.0
 BUCKETS_S: tuple[float, ...] = tuple(round(0.0005 * 1.3**i, 9) for i in range(45))
-"""Upper bounds of all histograms, 0.5 ms to 51 s, each 1.3 times the one before."""
+"""Upper bounds of all histograms of seconds, 0.5 ms to 51 s, each 1.3 times the one before."""

@@ -7,20 +7,20 @@ meters. Only who decides is turned round: here the caller asks for a state and h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autoscaler.actuator.actuator import apply
-from autoscaler.contract import SLO_QUANTILE, Burst, Configuration, Decision, Observation, Proposal
+from autoscaler.contract import SLO_QUANTILE, Burst, Configuration, Decision, Memory, Observation, Proposal
 from autoscaler.decision.limits import LimitState, decide
 from autoscaler.prices import METERS, total_cost
 from autoscaler.state.features import complete
 from evaluation.comparison.policies import limits_of
 from rl.agent.contract import State
-from rl.features import Encoder, History, calls_of
+from rl.features import Encoder, calls_of
 from rl.reward import RewardSettings, cost_rewards, penalty
 from simulation.arrays import Floats
 from simulation.engine.kernel import BUSY_S
@@ -88,7 +88,8 @@ class Episode:
     ``observation``, ``present`` (function → configuration) and ``outcome`` are of the window simulated last.
 
     ``start``: function → what it begins with (as of ``Workload.initial``); ``reference``: C_ref of the reward;
-    ``burst``: standbys of every expert, next to whatever is decided for it.
+    ``burst``: standbys of every expert, next to whatever is decided for it; ``encoder``: what makes states, None:
+    :func:`encoder_of`.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Episode:
         seed: int = 0,
         settings: RewardSettings | None = None,
         burst: Burst | None = None,
+        encoder: Callable[[Workload], Encoder] | None = None,
     ) -> None:
         windows = int(np.floor(seconds / window_s + 1e-9))
         if windows < 2:
@@ -110,7 +112,7 @@ class Episode:
         self.workload, self.requests, self.window_s, self.reference = workload, requests, window_s, reference
         self.settings = settings or RewardSettings()
         self.limits = limits_of(workload)
-        self.encoder = encoder_of(workload)
+        self.encoder = (encoder or encoder_of)(workload)
         self.windows, self.simulated, self.seed = windows, 0, seed
         self.burst = burst
         experts = {node.function: start[node.function] for node in workload.experts}
@@ -118,7 +120,7 @@ class Episode:
         self._metrics, self._platform = SimulatedMetrics(self._simulation), SimulatedPlatform(self._simulation)
         self._limit_state = LimitState()
         self._answered = np.zeros(requests.arrival_s.size, dtype=np.bool_)
-        self._memory: History | None = None
+        self._memory: Memory = None
         self.present: Mapping[str, Configuration] = self._platform.configurations()
         self.begin()
         self.end()

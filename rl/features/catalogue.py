@@ -179,7 +179,8 @@ class Scales:
         self._safe = safe
         flags = [name for name in names if any(feature.flag == name for feature in features)]
         self._flags = np.array([names.index(flag) for flag in flags], dtype=np.int64)
-        self._groups = np.array([[feature.flag == flag for feature in features] for flag in flags])
+        groups = [[feature.flag == flag for feature in features] for flag in flags]
+        self._groups = np.array(groups, dtype=np.bool_).reshape(len(flags), len(features))
         self.index = {name: place for place, name in enumerate(names)}
 
     def encode(self, raw: Floats) -> Floats32:

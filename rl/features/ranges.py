@@ -8,7 +8,7 @@ whether that was ever so in training.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from simulation.arrays import Floats
 
 TOLERANCE = 0.05
 """Part of a feature's scale by which a number may lie beyond what was met."""
-_FEATURES: Mapping[str, Sequence[Feature]] = {
+FEATURES: Mapping[str, Sequence[Feature]] = {
     "experts": NODE_FEATURES,
     "segments": NODE_FEATURES,
     "pipeline": PIPELINE_FEATURES,
@@ -29,29 +29,31 @@ _EXPERT = next(place for place, feature in enumerate(NODE_FEATURES) if feature.n
 
 @dataclass(frozen=True, eq=False)
 class Ranges:
-    """``bounds``: group of features → [2, features] float64, least and largest; NaN where one was never known."""
+    """``bounds``: group of features → [2, features] float64, least and largest; NaN where one was never known.
+    ``features``: the groups' catalogues."""
 
     bounds: Mapping[str, Floats]
+    features: Mapping[str, Sequence[Feature]] = field(default_factory=lambda: FEATURES)
 
     @classmethod
-    def of(cls, states: Iterable[State]) -> Ranges:
+    def of(cls, states: Iterable[State], features: Mapping[str, Sequence[Feature]] = FEATURES) -> Ranges:
         """The ranges of ``states``; of no state at all everything is NaN, and nothing is outside."""
-        bounds = {name: np.full((2, len(features)), np.nan) for name, features in _FEATURES.items()}
+        bounds = {name: np.full((2, len(group)), np.nan) for name, group in features.items()}
         for state in states:
-            for name, rows in _rows(state).items():
+            for name, rows in _rows(state, features).items():
                 low, high = bounds[name]
                 bounds[name] = np.stack([np.fmin(low, np.fmin.reduce(rows)), np.fmax(high, np.fmax.reduce(rows))])
-        return cls(bounds)
+        return cls(bounds, features)
 
     def outside(self, state: State) -> str:
         """What of ``state`` lies farthest beyond the ranges, in words; empty where nothing does."""
         farthest, sentence = TOLERANCE, ""
-        for name, rows in _rows(state).items():
+        for name, rows in _rows(state, self.features).items():
             low, high = self.bounds[name]
-            beyond = np.nan_to_num(np.fmax.reduce(np.maximum(low - rows, rows - high))) / _scales(_FEATURES[name])
+            beyond = np.nan_to_num(np.fmax.reduce(np.maximum(low - rows, rows - high))) / _scales(self.features[name])
             place = int(beyond.argmax())
             if beyond[place] > farthest:
-                farthest, feature = float(beyond[place]), _FEATURES[name][place].name
+                farthest, feature = float(beyond[place]), self.features[name][place].name
                 sentence = f"{feature} of {name} is {100 * farthest:.0f} % of its scale beyond all that was trained on"
         return sentence
 
@@ -60,30 +62,31 @@ class Ranges:
         return {
             name: {
                 feature.name: [float(low), float(high)]
-                for feature, low, high in zip(_FEATURES[name], *bounds, strict=True)
+                for feature, low, high in zip(self.features[name], *bounds, strict=True)
                 if low <= high
             }
             for name, bounds in self.bounds.items()
         }
 
     @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> Ranges:
+    def from_json(cls, stored: Mapping[str, Any], features: Mapping[str, Sequence[Feature]] = FEATURES) -> Ranges:
         """As of :meth:`as_json`. Raises KeyError and ValueError for something else."""
         unknown = (np.nan, np.nan)
         return cls(
             {
-                name: np.array([stored[name].get(feature.name, unknown) for feature in features], np.float64).T
-                for name, features in _FEATURES.items()
-            }
+                name: np.array([stored[name].get(feature.name, unknown) for feature in group], np.float64).T
+                for name, group in features.items()
+            },
+            features,
         )
 
 
-def _rows(state: State) -> dict[str, Floats]:
+def _rows(state: State, features: Mapping[str, Sequence[Feature]]) -> dict[str, Floats]:
     """Group → [rows, features] float64; NaN where a number is not known. Experts that are none are left out."""
     experts = state.experts[state.experts[..., _EXPERT] > 0]
     by_group: dict[str, Floats] = {}
     for name, rows in (("experts", experts), ("segments", state.segments), ("pipeline", state.pipeline[None])):
-        flags, flagged = _flags(_FEATURES[name])
+        flags, flagged = _flags(features[name])
         values = rows.astype(np.float64)
         values[:, flagged] = np.where(rows[:, flags] > 0, np.nan, values[:, flagged])
         by_group[name] = values

@@ -1,4 +1,4 @@
-"""What is decided of every expert: seven numbers within -1 and 1, and what they stand for."""
+"""What is decided of every expert: eight numbers within -1 and 1, and what they stand for."""
 
 from __future__ import annotations
 
@@ -45,27 +45,25 @@ class Axis:
 
 AXES = (
     Axis("load", 0.1, 3.0, log=True),
-    Axis("standbys", 0.0, 8.0),
+    Axis("standbys", 0.0, 12.0),
     Axis("headroom", 0.4, 1.6),
     Axis("spare", 0.0, 1.6),
-    Axis("hold_s", 0.25, 8.0, log=True),
+    Axis("hold_s", 0.05, 8.0, log=True),
+    Axis("look_back_s", 0.1, 1.0, log=True),
     Axis("budget", 0.15, 1.0, log=True),
     Axis("sleep_s", 0.5, 60.0, log=True),
 )
-"""``load``: times its calls in the last window that are planned for; ``standbys``, ``headroom``, ``spare`` and
-``hold_s`` of :class:`functions.dispatch.activation.Burst`; ``budget``: part of what λ leaves the experts that their
-mean seconds may take, of which the mean over all experts counts; ``sleep_s``: seconds without a request after
+"""``load``: times its calls in the last window that are planned for; ``standbys``, ``headroom``, ``spare``, ``hold_s``
+and ``look_back_s`` of :class:`functions.dispatch.activation.Burst`; ``budget``: part of what λ leaves the experts that
+their mean seconds may take, of which the mean over all experts counts; ``sleep_s``: seconds without a request after
 which replicas wait, too, below :data:`ALWAYS_S`."""
 ALWAYS_S = 15.0
 """``sleep_s`` from which on replicas always run."""
 NAMES = tuple(axis.name for axis in AXES)
-LOOK_BACK_S = 0.25
-"""Seconds of arrivals that activate standbys: fixed, the shorter of two that were tried; in some hours half a second is
-as good."""
 
 
 def action_of(values: Mapping[str, float]) -> Actions:
-    """[7] float32 of ``values`` by :data:`NAMES`."""
+    """[8] float32 of ``values`` by :data:`NAMES`."""
     return np.array([axis.action(values[axis.name]) for axis in AXES], dtype=np.float32)
 
 
@@ -88,7 +86,7 @@ class Staffing:
     ) -> Mapping[str, Configuration]:
         """Function → configuration with its standbys; empty where the last window's load is not known.
 
-        ``actions`` [experts, 7] and ``priority`` [experts] in the order of ``workload.experts``; ``room``: what the
+        ``actions`` [experts, 8] and ``priority`` [experts] in the order of ``workload.experts``; ``room``: what the
         cluster has for experts, None: anything. Where it has not enough for all standbys, they are granted one after
         the other, the n-th of an expert at n over its ``priority``.
         """
@@ -110,8 +108,8 @@ def _burst(standbys: int, values: Mapping[str, Floats], place: int) -> Burst | N
     sleep_s = round(float(values["sleep_s"][place]), 3)
     if not standbys and sleep_s >= ALWAYS_S:
         return None
-    headroom, spare, hold_s = (round(float(values[name][place]), 3) for name in ("headroom", "spare", "hold_s"))
-    return Burst(standbys, headroom, spare, hold_s, LOOK_BACK_S, sleep_s if sleep_s < ALWAYS_S else None)
+    numbers = (round(float(values[name][place]), 3) for name in ("headroom", "spare", "hold_s", "look_back_s"))
+    return Burst(standbys, *numbers, sleep_s if sleep_s < ALWAYS_S else None)
 
 
 def granted(

@@ -27,9 +27,9 @@ from torch.nn import functional
 
 from rl.agent.contract import Batch, Space, State
 from rl.agent.settings import NetworkSettings
-from rl.features import NODE_FEATURES, PIPELINE_FEATURES
 from rl.features.ranges import Ranges
 from rl.staffing.action import Actions
+from rl.staffing.features import FEATURES, NODES, PIPELINE
 from rl.staffing.networks import NUMBERS, StaffingActor, StaffingCritic
 from rl.staffing.risk import RiskSettings, risk
 
@@ -43,8 +43,8 @@ def batch_of(space: Space, observed: Observations) -> Batch:
     none = torch.zeros(states, layers, width, 4, dtype=torch.long)
     return Batch(
         space,
-        observed["segments"].view(states, layers + 1, len(NODE_FEATURES)),
-        observed["experts"].view(states, layers, width, len(NODE_FEATURES)),
+        observed["segments"].view(states, layers + 1, len(NODES)),
+        observed["experts"].view(states, layers, width, len(NODES)),
         observed["pipeline"],
         none,
         none,
@@ -56,7 +56,7 @@ class Drawn(NamedTuple):
 
     observations: Observations
     actions: Tensor
-    """[B, n, K, 6]."""
+    """[B, n, K, 8]."""
     costs: Tensor
     """[B, n, K]."""
     risks: Tensor
@@ -85,10 +85,11 @@ class OutcomeBuffer(DictReplayBuffer):
         rows = {
             name: rows_of[: self.size()].reshape(-1, rows_of.shape[-1]) for name, rows_of in self.observations.items()
         }
-        return Ranges.of(
+        states = (
             State(segments.reshape(layers + 1, -1), experts.reshape(layers, width, -1), pipeline, none, none)
             for segments, experts, pipeline in zip(rows["segments"], rows["experts"], rows["pipeline"], strict=True)
         )
+        return Ranges.of(states, FEATURES)
 
     def drawn(self, count: int, rng: np.random.Generator) -> Drawn:
         """``count`` windows, each of those held equally likely."""
@@ -137,17 +138,20 @@ class ActorOfPolicy(Actor):
 
 
 class CriticOfPolicy(ContinuousCritic):
-    """The critic's two parts are learnt by :meth:`StaffingDDPG.train`; as one number it is their negative sum."""
+    """Two critics, each of two parts that :meth:`StaffingDDPG.learn_outcomes` teaches; as one number each is their
+    negative sum."""
 
     def __init__(self, observed: Any, action: Any, space: Space, networks: NetworkSettings) -> None:
-        super().__init__(observed, action, [], nn.Identity(), 1, n_critics=1)  # type: ignore[arg-type]
-        self.space, self.qf0 = space, StaffingCritic(networks)
+        super().__init__(observed, action, [], nn.Identity(), 1, n_critics=2)  # type: ignore[arg-type]
+        self.space, self.qf0, self.qf1 = space, StaffingCritic(networks), StaffingCritic(networks)
+        self.q_networks = [self.qf0, self.qf1]
 
     def forward(self, obs: Observations, actions: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
         layers, width = self.space.mask.shape
         numbers = actions.view(len(actions), layers, width, NUMBERS + 1)[..., :-1]
-        judged = self.qf0(batch_of(self.space, obs), numbers)
-        return (-(judged.costs.sum((1, 2)) + judged.risk).unsqueeze(-1),)
+        batch = batch_of(self.space, obs)
+        judged = [critic(batch, numbers) for critic in (self.qf0, self.qf1)]
+        return tuple(-(one.costs.sum((1, 2)) + one.risk).unsqueeze(-1) for one in judged)
 
 
 class StaffingPolicy(TD3Policy):
@@ -173,6 +177,10 @@ class StaffingPolicy(TD3Policy):
         return CriticOfPolicy(self.observation_space, self.action_space, self.space, self.networks)
 
 
+COST = 10.0
+"""Weight of the squared errors of experts' costs, which are small numbers, next to that of the risk."""
+
+
 class StaffingDDPG(DDPG):
     """Deterministic policy gradient through a critic that learns costs and risk apart."""
 
@@ -191,35 +199,61 @@ class StaffingDDPG(DDPG):
         assert isinstance(actor, ActorOfPolicy)
         self.anchor = deepcopy(actor.network).requires_grad_(False).eval()
 
+    def expected(self, batch: Batch, actions: Tensor) -> Tensor:
+        """[B]: cost of ``actions`` [B, n, K, 8], and the larger risk of two critics'. What one has not met it judges by
+        chance, and an actor goes where that is least."""
+        one, other = self.critic.qf0(batch, actions), self.critic.qf1(batch, actions)
+        costs = 0.5 * (one.costs + other.costs).sum((1, 2))
+        return costs + torch.maximum(one.risk, other.risk)
+
+    def learn_outcomes(self, updates: int, batch_size: int) -> dict[str, float]:
+        """Updates of both critics alone; returns the mean losses of the last tenth of them.
+
+        Risk is learnt by its mean square error: windows over λ are few, and an error that grows by its size alone would
+        have the critic learn the median, which is none at all.
+        """
+        assert isinstance(self.replay_buffer, OutcomeBuffer)
+        rng = np.random.default_rng((self.seed or 0, self._n_updates, 1))
+        losses: list[tuple[float, float]] = []
+        for _ in range(updates):
+            parts = [self._losses(critic, self.replay_buffer.drawn(batch_size, rng)) for critic in self._critics]
+            of_cost, of_risk = (torch.stack(part).mean() for part in zip(*parts, strict=True))
+            self._step(self.critic, COST * of_cost + of_risk)
+            losses.append((float(of_cost.detach()), float(of_risk.detach())))
+        last = np.array(losses[-max(1, updates // 10) :]).mean(0) if losses else np.zeros(2)
+        return {"cost": float(last[0]), "risk": float(last[1])}
+
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
         assert isinstance(self.replay_buffer, OutcomeBuffer)
         self.policy.set_training_mode(True)
         rng = np.random.default_rng((self.seed or 0, self._n_updates))
-        actor, critic = self.actor, self.critic
-        assert isinstance(actor, ActorOfPolicy) and isinstance(critic, CriticOfPolicy)
-        losses: dict[str, list[float]] = {"cost": [], "risk": [], "actor": []}
+        actor, losses = self.actor, list[float]()
+        assert isinstance(actor, ActorOfPolicy)
         for _ in range(gradient_steps):
-            drawn = self.replay_buffer.drawn(batch_size, rng)
-            batch = batch_of(critic.space, drawn.observations)
-            judged = critic.qf0(batch, drawn.actions)
-            of_cost = functional.mse_loss(judged.costs, drawn.costs) * judged.costs[0].numel()
-            of_risk = functional.huber_loss(judged.risk, drawn.risks)
-            self._step(critic, of_cost + of_risk)
-            losses["cost"].append(float(of_cost.detach()))
-            losses["risk"].append(float(of_risk.detach()))
+            for name, loss in self.learn_outcomes(1, batch_size).items():
+                self.logger.record_mean(f"train/{name}", loss)
             self._n_updates += 1
             if self._n_updates <= self.actor_after:
                 continue
+            batch = batch_of(actor.space, self.replay_buffer.drawn(batch_size, rng).observations)
             staffed = actor.network(batch)
-            expected = critic.qf0(batch, staffed.actions)
-            loss = (expected.costs.sum((1, 2)) + expected.risk).mean()
+            of_actor = self.expected(batch, staffed.actions).mean()
             if self.anchor is not None:
-                loss = loss + self.trust * functional.mse_loss(staffed.actions, self.anchor(batch).actions)
-            self._step(actor, loss)
-            losses["actor"].append(float(loss.detach()))
-        for name, values in losses.items():
-            if values:
-                self.logger.record(f"train/{name}", float(np.mean(values)))
+                of_actor = of_actor + self.trust * functional.mse_loss(staffed.actions, self.anchor(batch).actions)
+            self._step(actor, of_actor)
+            losses.append(float(of_actor.detach()))
+        if losses:
+            self.logger.record("train/actor", float(np.mean(losses)))
+
+    @property
+    def _critics(self) -> tuple[StaffingCritic, StaffingCritic]:
+        assert isinstance(self.critic, CriticOfPolicy)
+        return self.critic.qf0, self.critic.qf1
+
+    def _losses(self, critic: StaffingCritic, drawn: Drawn) -> tuple[Tensor, Tensor]:
+        judged = critic(batch_of(self.critic.space, drawn.observations), drawn.actions)
+        of_cost = functional.mse_loss(judged.costs, drawn.costs) * judged.costs[0].numel()
+        return of_cost, functional.mse_loss(judged.risk, drawn.risks)
 
     def _step(self, network: Any, loss: Tensor) -> None:
         network.optimizer.zero_grad()
@@ -230,4 +264,4 @@ class StaffingDDPG(DDPG):
 
 def networks_of(width: int, hidden: int) -> NetworkSettings:
     """Sizes of actor and critic for states as they are encoded now."""
-    return NetworkSettings(len(NODE_FEATURES), len(PIPELINE_FEATURES), width=width, hidden=hidden)
+    return NetworkSettings(len(NODES), len(PIPELINE), width=width, hidden=hidden)

@@ -20,6 +20,7 @@ from rl.agent.contract import State
 from rl.env import Observed, state_spaces
 from rl.episodes import Episode
 from rl.staffing.action import AXES, Staffing, room_of
+from rl.staffing.features import NODES, PIPELINE
 from rl.staffing.risk import RiskSettings, risk
 from simulation.arrays import Floats
 
@@ -28,8 +29,8 @@ Opened = Callable[[], Episode]
 
 
 class StaffingEnv(gymnasium.Env[Observed, NDArray[np.float32]]):
-    """Observation: state of the last window and the cluster's room. Action: [n · K · 7] within -1 and 1, of each
-    expert its seven numbers and its priority less 1. Experts that a layer does not have are ignored.
+    """Observation: state of the last window and the cluster's room. Action: [n · K · 9] within -1 and 1, of each
+    expert its eight numbers and its priority less 1. Experts that a layer does not have are ignored.
 
     ``info`` has ``costs`` [n, K] in C_ref, ``p95`` over λ of what was answered or is overdue, and ``answered_p95`` of
     what was answered alone, as evaluations judge a window (None where there is nothing to judge). The reward is
@@ -45,7 +46,7 @@ class StaffingEnv(gymnasium.Env[Observed, NDArray[np.float32]]):
         self._fresh = True
         self._read()
         layers, width = self.mask.shape
-        self.observation_space = spaces.Dict(state_spaces(layers, width))
+        self.observation_space = spaces.Dict(state_spaces(layers, width, NODES, PIPELINE))
         self.action_space = spaces.Box(-1.0, 1.0, (layers * width * (len(AXES) + 1),), np.float32)
 
     @property

@@ -11,8 +11,8 @@ from autoscaler.checked import from_table
 from rl.agent.errors import NetworkError
 from rl.agent.export import VERSION, check_features, fill, read, write
 from rl.agent.settings import NetworkSettings
-from rl.features import NODE_FEATURES, PIPELINE_FEATURES
 from rl.staffing.action import NAMES
+from rl.staffing.features import NODES, PIPELINE
 from rl.staffing.networks import StaffingActor
 
 FORMAT = "smoe-staffing-actor"
@@ -45,7 +45,7 @@ def load(path: Path) -> tuple[StaffingActor, dict[str, Any]]:
 
 def _names() -> dict[str, list[str]]:
     return {
-        "node": [feature.name for feature in NODE_FEATURES],
-        "pipeline": [feature.name for feature in PIPELINE_FEATURES],
+        "node": [feature.name for feature in NODES],
+        "pipeline": [feature.name for feature in PIPELINE],
         "axes": list(NAMES),
     }

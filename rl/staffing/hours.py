@@ -10,11 +10,15 @@ from pathlib import Path
 import numpy as np
 
 from evaluation.comparison.errors import EvaluationError
+from evaluation.comparison.policies import limits_of
 from rl.episodes import Episode, Work, training_clips, work_of
 from rl.episodes.clips import SEEDS
+from rl.features import calls_of
 from rl.reward import RewardSettings
+from rl.staffing.features import StaffingEncoder
 from rl.train.errors import TrainingError
 from rl.train.training_workloads import PaperKind, reference_of, starts_within
+from simulation.workloads.workload import Workload
 from simulation.workloads.worlds import World
 from traces.splits import Split
 from traces.traffic import REPLAYED_PATTERNS
@@ -67,6 +71,12 @@ def works(settings: HourSettings, split: Split, seed: int, data: Path | None) ->
             raise TrainingError(f"the cluster serves none of {MOST_TRIED} hours at {settings.mean_rps} requests/s")
 
 
+def encoder_of(workload: Workload) -> StaffingEncoder:
+    """As simulations and the bound decide it: with the workload's own Φ, α, prices and λ."""
+    limits, calls = limits_of(workload), calls_of(workload)
+    return StaffingEncoder(workload.topology, limits, workload.prices, workload.slo_s, calls)
+
+
 def episode(settings: HourSettings, work: Work) -> Episode:
     """From the least start that the cluster has room for."""
     start = work.workload.initial(starts_within(settings.kind, work.workload)[0])
@@ -79,6 +89,7 @@ def episode(settings: HourSettings, work: Work) -> Episode:
         window_s=work.clip.window_s,
         seed=work.seed,
         settings=settings.reward,
+        encoder=encoder_of,
     )
 
 

@@ -23,13 +23,13 @@ class Staffed(NamedTuple):
     """What the actor decides."""
 
     actions: Tensor
-    """[B, n, K, 7] within -1 and 1; padding is meaningless."""
+    """[B, n, K, 8] within -1 and 1; padding is meaningless."""
     priority: Tensor
     """[B, n, K] the pointer's weight over an even one: who is granted standbys first; padding 0."""
 
 
 class StaffingActor(nn.Module):
-    """State → seven numbers of every expert. ``start`` [7]: what it decides before anything was learnt, nearly."""
+    """State → eight numbers of every expert. ``start`` [8]: what it decides before anything was learnt, nearly."""
 
     def __init__(self, settings: NetworkSettings, start: Actions | None = None) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class StaffingCritic(nn.Module):
         )
 
     def forward(self, batch: Batch, actions: Tensor) -> Judgement:
-        """``actions`` [B, n, K, 7]."""
+        """``actions`` [B, n, K, 8]."""
         mask = padded(batch.space.mask)
         encoded = self.encoder(batch)
         each = self.of_expert(encoded.experts) + self.direct(batch.experts) + self.of_action(actions)

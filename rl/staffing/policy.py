@@ -23,13 +23,14 @@ from rl.features import Encoder, calls_of
 from rl.features.ranges import Ranges
 from rl.staffing.action import AXES, NAMES, Actions, Staffing, action_of, room_of
 from rl.staffing.export import load
+from rl.staffing.features import FEATURES, StaffingEncoder
 from rl.staffing.networks import StaffingActor
 from simulation.arrays import Floats
 from simulation.workloads.workload import Workload
 
 
 class StaffingRule:
-    """The same seven numbers for all experts in all windows: what a search can tune. Standbys go first to experts that
+    """The same eight numbers for all experts in all windows: what a search can tune. Standbys go first to experts that
     get many tokens."""
 
     name = "staffing"
@@ -47,12 +48,12 @@ class StaffingRule:
 
 
 class LearntStaffingPolicy:
-    """Seven numbers of every expert from the actor, and its pointer's weights as priorities."""
+    """Eight numbers of every expert from the actor, and its pointer's weights as priorities."""
 
     name = "staffing-learnt"
 
     def __init__(
-        self, actor: StaffingActor, workload: Workload, encoder: Encoder, ranges: Ranges | None = None
+        self, actor: StaffingActor, workload: Workload, encoder: StaffingEncoder, ranges: Ranges | None = None
     ) -> None:
         self._actor, self._workload, self._staffing = actor.eval(), workload, Staffing(workload)
         self.encoder, self._doubts = encoder, Doubts(encoder, ranges)
@@ -69,7 +70,7 @@ class LearntStaffingPolicy:
 
 
 def decided(actor: StaffingActor, encoder: Encoder, batch: Batch) -> tuple[Actions, Floats]:
-    """[experts, 7] and [experts] in the order of the pass, for the one state of ``batch``."""
+    """[experts, 8] and [experts] in the order of the pass, for the one state of ``batch``."""
     with torch.inference_mode():
         staffed = actor(batch)
     mask = encoder.configuration_index.mask
@@ -85,7 +86,7 @@ def proposal(
     room: Floats32 | None,
     memory: Memory,
 ) -> Proposal:
-    """What is asked for, each with the seven numbers as the reason. ``actions`` [experts, numbers], ``priority``
+    """What is asked for, each with the eight numbers as the reason. ``actions`` [experts, numbers], ``priority``
     [experts], ``room`` [cores, MiB, tenths of a GPU]."""
     desired: Mapping[str, Configuration] = staffing.desired(observation, actions, priority, room_of(room))
     if not desired:
@@ -101,7 +102,7 @@ def proposal(
 
 @dataclass(frozen=True)
 class RuleSettings(PlannerSettings):
-    """Keys of the rule's file: the planner's latency model, and the seven numbers."""
+    """Keys of the rule's file: the planner's latency model, and the eight numbers."""
 
     title = "staffing"
     load: Positive = 0.5
@@ -114,6 +115,8 @@ class RuleSettings(PlannerSettings):
     """k of the activation rule: replicas for each replica's worth of work."""
     hold_s: Positive = 3.0
     """Seconds that an activated standby stays after it was wanted last."""
+    look_back_s: Positive = 0.25
+    """Seconds of arrivals that count."""
     budget: PositiveShare = 0.8
     """Part of what λ leaves the experts that a plan's mean seconds may take."""
     sleep_s: Positive = 60.0
@@ -151,13 +154,13 @@ def make(making: Making) -> Policy:
         raise SettingsError("actor is empty; name the file of a trained staffing actor")
     try:
         actor, made = load(Path(settings.actor))
-        ranges = Ranges.from_json(made[RANGES]) if RANGES in made else None
+        ranges = Ranges.from_json(made[RANGES], FEATURES) if RANGES in made else None
     except (NetworkError, KeyError, ValueError, AttributeError, TypeError) as error:
         raise SettingsError(f"staffing-learnt: {error}") from error
     workload = workload_of(making, settings)
     return LearntStaffingPolicy(actor, workload, _encoder(making, workload), ranges)
 
 
-def _encoder(making: Making, workload: Workload) -> Encoder:
+def _encoder(making: Making, workload: Workload) -> StaffingEncoder:
     limits = replace(making.limits, space=workload.space)
-    return Encoder(making.topology, limits, making.prices, workload.slo_s, calls_of(workload))
+    return StaffingEncoder(making.topology, limits, making.prices, workload.slo_s, calls_of(workload))

@@ -28,9 +28,18 @@ from rl.staffing.export import save
 from rl.staffing.hours import HourSettings, episode, in_turn, works
 from rl.staffing.networks import StaffingActor
 from rl.staffing.risk import RiskSettings
-from rl.staffing.warm_start import clone, fill
+from rl.staffing.warm_start import clone, fill, labels
 
-START = {"load": 0.5, "standbys": 4.0, "headroom": 1.0, "spare": 0.75, "hold_s": 3.0, "budget": 0.8, "sleep_s": 20.0}
+START = {
+    "load": 0.5,
+    "standbys": 4.0,
+    "headroom": 1.0,
+    "spare": 0.75,
+    "hold_s": 3.0,
+    "budget": 0.8,
+    "look_back_s": 0.25,
+    "sleep_s": 20.0,
+}
 """What is decided before anything was learnt: settings that keep λ in most hours."""
 BEST = "actor.safetensors"
 WARM_UP = 4
@@ -49,10 +58,12 @@ class StaffingSettings:
     validation_rates: tuple[float, ...] = (20.0, 80.0)
     validation_hours: int = 2
     """Hours of every pattern at every rate."""
-    warm_hours: int = 40
+    warm_hours: int = 48
     """Training hours on which rules fill the replay first; 0: no warm start."""
-    clone_updates: int = 600
-    critic_updates: int = 1500
+    warm_runs: int = 12
+    """Times that each of them is simulated."""
+    clone_updates: int = 1000
+    critic_updates: int = 4000
     """Updates of the warm start."""
     envs: int = 8
     windows: int = 20_000
@@ -200,14 +211,14 @@ def _env(settings: StaffingSettings, hours: Sequence[Work], seed: int) -> Staffi
 def warm_start(
     model: StaffingDDPG, settings: StaffingSettings, hours: Sequence[Work], report: Callable[[str], object]
 ) -> None:
-    """Rules on the first hours, the actor's clone of the best of each, and the critic's first updates."""
-    labels = fill(model, settings.hours, settings.risks, hours[: settings.warm_hours], settings.seed)
-    distance = clone(model, labels, settings.clone_updates, settings.batch)
-    report(f"cloned: {distance:.3f} from the best rule of an hour, mean square of numbers within -1 and 1")
-    actor_after, model.actor_after = model.actor_after, settings.critic_updates
+    """Rules on the first hours, the critics, and the actor's clone of what they think best."""
     model.set_logger(Logger(None, []))
-    model.train(settings.critic_updates, settings.batch)
-    model.actor_after = actor_after
+    warm = hours[: settings.warm_hours]
+    fill(model, settings.hours, settings.risks, warm, settings.warm_runs, settings.seed)
+    losses = model.learn_outcomes(settings.critic_updates, settings.batch)
+    report(f"critics: mean square error {losses['risk']:.2f} of the risk, {losses['cost']:.4f} of the cost")
+    distance = clone(model, labels(model), settings.clone_updates, settings.batch)
+    report(f"cloned: {distance:.3f} from the rules thought best, mean square of numbers within -1 and 1")
 
 
 def train(

@@ -1,13 +1,15 @@
-"""Before anything is explored: rules on training hours fill the replay, and the actor clones the best of each hour.
+"""Before anything is explored: rules on training hours fill the replay, and the actor clones the critics' choice.
 
-A gradient alone does not lead from one rule to another that differs in all seven numbers, such as from few replicas and
-many standbys to replicas for the whole load and none. The critic learns from all of these windows, the actor from the
-label: the rule with the highest reward over the hour, which has to follow from the history of load in a state.
+A gradient alone does not lead from one rule to another that differs in all eight numbers, such as from few replicas and
+many standbys to replicas for the whole load and none. So rules of all kinds are simulated, changed at random from
+window to window: what follows a state is then seen for many of them. The critic learns from all of these windows, and
+the actor from the critic: in each state the rule that it expects to cost least, risk included. Which rule did best in a
+single window of a single hour would be a label of chance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,33 +24,42 @@ from rl.staffing.hours import HourSettings, episode
 from rl.staffing.networks import NUMBERS
 from rl.staffing.risk import RiskSettings
 
-NAMES = ("load", "budget", "standbys", "headroom", "spare", "hold_s", "sleep_s")
+NAMES = ("load", "budget", "standbys", "headroom", "spare", "hold_s", "look_back_s", "sleep_s")
 RULES: tuple[Mapping[str, float], ...] = tuple(
     dict(zip(NAMES, values, strict=True))
     for values in (
-        (1.0, 0.25, 0.0, 1.0, 0.75, 1.0, 60.0),
-        (1.5, 0.25, 0.0, 1.0, 0.75, 1.0, 60.0),
-        (1.0, 0.25, 2.0, 0.8, 0.25, 0.5, 60.0),
-        (1.0, 0.25, 2.0, 0.6, 0.75, 0.5, 60.0),
-        (1.0, 0.5, 6.0, 0.8, 0.25, 2.0, 60.0),
-        (0.5, 0.25, 4.0, 0.6, 0.75, 0.3, 60.0),
-        (0.5, 1.0, 4.0, 1.0, 0.75, 4.0, 60.0),
-        (0.5, 1.0, 4.0, 1.0, 1.0, 4.0, 60.0),
-        (0.5, 1.0, 6.0, 1.0, 0.5, 3.0, 60.0),
-        (0.1, 1.0, 2.0, 0.8, 0.25, 1.0, 60.0),
-        (0.1, 1.0, 2.0, 0.6, 0.25, 0.5, 60.0),
-        (0.1, 1.0, 1.0, 1.0, 1.0, 0.5, 60.0),
-        (0.1, 1.0, 2.0, 0.8, 0.25, 0.5, 1.0),
-        (0.1, 1.0, 4.0, 0.8, 0.25, 3.0, 4.0),
-        (0.1, 0.5, 4.0, 1.0, 0.75, 0.5, 2.0),
+        (0.5, 0.80, 8, 1.0, 0.10, 0.05, 0.50, 60),
+        (0.5, 0.80, 8, 1.0, 0.25, 0.05, 0.50, 60),
+        (0.5, 0.80, 8, 1.0, 0.25, 0.20, 0.50, 60),
+        (0.5, 0.80, 8, 1.0, 0.25, 0.20, 0.25, 60),
+        (0.5, 0.80, 8, 1.0, 0.25, 0.50, 0.25, 60),
+        (0.5, 0.80, 8, 1.0, 0.50, 0.20, 0.50, 60),
+        (0.5, 0.80, 8, 1.0, 0.50, 0.50, 0.25, 60),
+        (0.5, 0.80, 8, 1.2, 0.75, 0.50, 0.10, 60),
+        (0.5, 0.80, 12, 1.0, 0.50, 1.50, 0.25, 60),
+        (0.5, 0.80, 12, 1.0, 0.75, 3.00, 0.25, 60),
+        (0.5, 0.80, 12, 1.0, 1.00, 5.00, 0.25, 60),
+        (1.0, 0.25, 0, 1.0, 0.10, 0.05, 0.50, 60),
+        (1.0, 0.25, 8, 1.0, 0.10, 0.05, 0.50, 60),
+        (1.0, 0.25, 8, 1.0, 0.25, 0.20, 0.25, 60),
+        (1.0, 0.25, 8, 1.0, 0.50, 0.50, 0.25, 60),
+        (1.0, 0.25, 12, 1.0, 0.75, 3.00, 0.25, 60),
+        (1.5, 0.25, 2, 1.0, 0.25, 0.50, 0.25, 60),
+        (1.5, 0.25, 8, 1.0, 0.75, 1.50, 0.25, 60),
+        (0.1, 1.00, 4, 1.0, 0.25, 0.50, 0.25, 2),
+        (0.1, 1.00, 8, 1.0, 0.50, 0.50, 0.25, 4),
     )
 )
-"""The cheapest that kept λ on single hours of smooth, diurnal, bursty and thin traffic in a search of 118 settings."""
-SPREAD = 0.08
+"""From the leanest to the most ample on smooth, diurnal, bursty and thin traffic: those on the front of cost and
+windows over λ of single hours, in searches of 118 and 28 settings."""
+CHANGE = 0.35
+"""Chance that a window begins another rule."""
+SPREAD = 0.1
 """Deviation of each expert's numbers from the rule's, so that the critic sees experts differ."""
-MOST = 0.85
+MOST = 0.9
 """Largest number of a label: at the ends tanh has no gradient that could lead away again."""
-Pair = tuple[int, int]
+JUDGED_AT_ONCE = 128
+"""States of which the critic judges all rules in one pass."""
 
 
 def fill(
@@ -56,54 +67,65 @@ def fill(
     settings: HourSettings,
     risks: RiskSettings,
     hours: Sequence[Work],
+    runs: int,
     seed: int,
     on_episodes: Callable[[int, int], object] = lambda done, total: None,
-) -> Actions:
-    """Simulate every rule on every hour into the model's replay; returns [windows in the replay, environments, 7]: the
-    label of each, the best rule of its hour."""
+) -> None:
+    """Simulate every hour ``runs`` times into the model's replay, under rules that change at random."""
     buffer = model.replay_buffer
     assert isinstance(buffer, OutcomeBuffer)
     rng = np.random.default_rng((seed, 7))
-    pairs: list[Pair] = [(hour, rule) for hour in range(len(hours)) for rule in range(len(RULES))]
-    rewards = np.zeros((len(hours), len(RULES)))
-    hour_of = np.zeros((buffer.buffer_size, buffer.n_envs), dtype=np.int64)
-    width = buffer.n_envs
-    for begin in range(0, len(pairs) - len(pairs) % width, width):
-        taken = pairs[begin : begin + width]
-        envs = [StaffingEnv(iter([episode(settings, hours[hour])]), risks) for hour, _ in taken]
+    order = [hour for _ in range(runs) for hour in rng.permutation(len(hours))]
+    for begin in range(0, len(order) - len(order) % buffer.n_envs, buffer.n_envs):
+        taken = order[begin : begin + buffer.n_envs]
+        envs = [StaffingEnv(iter([episode(settings, hours[hour])]), risks) for hour in taken]
+        rules = [_changing(rng) for _ in envs]
         rows = [env.reset()[0] for env in envs]
         done = False
         while not done:
             steps = []
-            for env, (_, rule) in zip(envs, taken, strict=True):
-                action = _spread(action_of(RULES[rule]), env.mask.size, rng)
+            for env, rule in zip(envs, rules, strict=True):
+                action = _spread(action_of(next(rule)), env.mask.size, rng)
                 steps.append((action, *env.step(action)))
-            hour_of[buffer.pos] = [hour for hour, _ in taken]
-            for place, (hour, rule) in enumerate(taken):
-                rewards[hour, rule] += steps[place][2]
             following = [step[1] for step in steps]
             done = any(step[4] for step in steps)
             _add(buffer, rows, following, steps)
             rows = following
-        on_episodes(begin + width, len(pairs))
-    labels = np.stack([action_of(RULES[int(best)]) for best in rewards.argmax(1)]).clip(-MOST, MOST)
-    return np.asarray(labels[hour_of[: buffer.pos]])
+        on_episodes(begin + len(taken), len(order))
 
 
-def clone(model: StaffingDDPG, labels: Actions, updates: int, batch_size: int) -> float:
-    """Draw the actor to the labels; returns the mean squared distance over the last tenth of the updates."""
+def labels(model: StaffingDDPG) -> Actions:
+    """[windows in the replay · environments, 8]: of each state, the rule that the critic expects to cost least."""
+    buffer = model.replay_buffer
+    assert isinstance(buffer, OutcomeBuffer)
+    actions = torch.from_numpy(np.stack([action_of(rule) for rule in RULES]))
+    best = []
+    with torch.inference_mode():
+        for begin in range(0, buffer.size(), JUDGED_AT_ONCE):
+            rows = {
+                name: torch.from_numpy(values[begin : min(begin + JUDGED_AT_ONCE, buffer.size())]).flatten(0, 1)
+                for name, values in buffer.observations.items()
+            }
+            batch = batch_of(model.critic.space, rows)
+            shape = (len(batch.experts), *batch.experts.shape[1:3], NUMBERS)
+            expected = [model.expected(batch, action.expand(*shape)) for action in actions]
+            best.append(torch.stack(expected).argmin(0))
+    return np.asarray(actions[torch.cat(best)].clamp(-MOST, MOST).numpy())
+
+
+def clone(model: StaffingDDPG, wanted: Actions, updates: int, batch_size: int) -> float:
+    """Draw the actor to ``wanted``, the labels; returns the mean squared distance of the last tenth of the updates."""
     buffer, actor = model.replay_buffer, model.actor
     assert isinstance(buffer, OutcomeBuffer) and isinstance(actor, ActorOfPolicy)
     rng = np.random.default_rng((model.seed or 0, 11))
-    optimizer = torch.optim.Adam(actor.network.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(actor.network.parameters(), lr=1e-3)
     losses = []
     for _ in range(updates):
-        rows = rng.integers(0, len(labels), batch_size)
-        envs = rng.integers(0, buffer.n_envs, batch_size)
+        places = rng.integers(0, len(wanted), batch_size)
+        rows, envs = np.divmod(places, buffer.n_envs)
         observed = {name: torch.from_numpy(values[rows, envs]) for name, values in buffer.observations.items()}
-        wanted = torch.from_numpy(labels[rows, envs])[:, None, None]
         actions = actor.network(batch_of(actor.space, observed)).actions
-        loss = functional.mse_loss(actions, wanted.expand_as(actions))
+        loss = functional.mse_loss(actions, torch.from_numpy(wanted[places])[:, None, None].expand_as(actions))
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -111,9 +133,18 @@ def clone(model: StaffingDDPG, labels: Actions, updates: int, batch_size: int) -
     return float(np.mean(losses[-max(1, updates // 10) :]))
 
 
+def _changing(rng: np.random.Generator) -> Iterator[Mapping[str, float]]:
+    """A rule for every window."""
+    place = int(rng.integers(len(RULES)))
+    while True:
+        yield RULES[place]
+        if rng.random() < CHANGE:
+            place = int(rng.integers(len(RULES)))
+
+
 def _spread(action: Actions, experts: int, rng: np.random.Generator) -> Actions:
-    """[experts · 7]: the rule's numbers of every expert, and even priorities."""
-    numbers = action + rng.normal(0, SPREAD, (experts, NUMBERS))
+    """[experts · 9]: the rule's numbers of every expert, and even priorities."""
+    numbers = action + rng.normal(0, SPREAD, NUMBERS) + rng.normal(0, SPREAD, (experts, NUMBERS))
     whole = np.concatenate([np.clip(numbers, -1, 1), np.zeros((experts, 1))], 1)
     return whole.astype(np.float32).ravel()
 

@@ -17,7 +17,7 @@ import numpy as np
 from autoscaler.contract import MIB, NAMESPACE, Configuration, NodeObservation, Observation, Topology
 from autoscaler.state.features import observe
 from autoscaler.state.readings import Buckets, Job, Key, Readings, Series
-from functions.serving.metric_names import PEAK_WINDOW_S
+from functions.serving.metric_names import LOOK_BACKS_S, PEAK_WINDOW_S, RATES
 from simulation.arrays import Ints
 from simulation.engine import kernel
 from simulation.engine.simulation import BOUNDS, Simulation, Window
@@ -78,6 +78,10 @@ class SimulatedMetrics:
         values[Series.REQUESTS_IN_FLIGHT][pipeline,] = float(last.in_flight)
         histograms: dict[Series, dict[Key, Buckets]] = {
             Series.REQUEST_SECONDS: {(pipeline,): _buckets(sum_of([w.request_histogram[None] for w in windows]))[0]},
+            Series.ARRIVAL_RATES: {
+                (pipeline, f"{look_back_s:g}"): _cumulative((*RATES, math.inf), counts)
+                for look_back_s, counts in zip(LOOK_BACKS_S, sum_of([w.rates for w in windows]), strict=True)
+            },
             Series.NODE_CALL_SECONDS: {},
             Series.LAYER_BARRIER_SECONDS: {
                 (pipeline, str(layer)): buckets
@@ -181,5 +185,9 @@ def sum_of(arrays: Sequence[Ints]) -> Ints:
 
 def _buckets(counts: Ints) -> list[Buckets]:
     """One histogram a row of ``counts [rows, bounds]``."""
-    rows = np.cumsum(counts, axis=1).astype(np.float64).tolist()
-    return [tuple(zip(_BOUNDS, row, strict=True)) for row in rows]
+    return [_cumulative(_BOUNDS, row) for row in counts]
+
+
+def _cumulative(bounds: Sequence[float], counts: Ints) -> Buckets:
+    """``counts [bounds]``, the last bound infinite."""
+    return tuple(zip(bounds, np.cumsum(counts).astype(np.float64).tolist(), strict=True))

@@ -93,7 +93,7 @@ def test_a_distribution_counts_as_prometheus_defines(values: list[float]) -> Non
         distribution.observe(value)
     for bound, count in distribution.cumulative():
         assert count == sum(value <= float(bound) for value in values)
-    assert distribution.total_s == pytest.approx(sum(values))
+    assert distribution.total == pytest.approx(sum(values))
 
 
 @given(st.lists(st.tuples(st.floats(0, 20), st.integers(-5, 9)), max_size=30))

@@ -29,10 +29,11 @@ def test_values_beyond_an_axis_are_taken_to_its_end() -> None:
         "headroom": 1.0,
         "spare": 0.8,
         "hold_s": 99.0,
+        "look_back_s": 0.25,
         "budget": 1e-3,
         "sleep_s": 0.1,
     }
-    assert action_of(values)[[0, 1, 4, 5]].tolist() == [1.0, -1.0, 1.0, -1.0]
+    assert action_of(values)[[0, 1, 4, 6]].tolist() == [1.0, -1.0, 1.0, -1.0]
 
 
 def test_standbys_go_to_the_expert_with_the_larger_priority_first() -> None:

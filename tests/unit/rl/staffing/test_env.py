@@ -13,12 +13,22 @@ from rl.episodes import Episode
 from rl.episodes.sizes import resized
 from rl.staffing.action import AXES, action_of
 from rl.staffing.env import StaffingEnv
+from rl.staffing.hours import encoder_of
 from rl.staffing.policy import StaffingRule
 from simulation.engine.requests import draw_requests
 from simulation.workloads.paper import paper_workload
 from tests.unit.rl.env.builders import REFERENCE, START
 
-VALUES = {"load": 0.5, "standbys": 2.0, "headroom": 1.0, "spare": 0.5, "hold_s": 1.0, "budget": 0.5, "sleep_s": 60.0}
+VALUES = {
+    "load": 0.5,
+    "standbys": 2.0,
+    "headroom": 1.0,
+    "spare": 0.5,
+    "hold_s": 1.0,
+    "look_back_s": 0.3,
+    "budget": 0.5,
+    "sleep_s": 60.0,
+}
 
 
 def episodes(rate: float = 30.0) -> Iterator[Episode]:
@@ -26,7 +36,8 @@ def episodes(rate: float = 30.0) -> Iterator[Episode]:
     arrival_s = np.sort(np.random.default_rng(7).uniform(0, 120, round(120 * rate)))
     requests = draw_requests(workload, arrival_s, seed=1)
     while True:
-        yield Episode(workload, requests, workload.initial(START), reference=REFERENCE, seconds=120.0)
+        start = workload.initial(START)
+        yield Episode(workload, requests, start, reference=REFERENCE, seconds=120.0, encoder=encoder_of)
 
 
 def actions(values: dict[str, float], priority: float = 0.0) -> np.ndarray:

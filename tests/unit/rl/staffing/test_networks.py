@@ -8,22 +8,31 @@ import torch
 
 from rl.agent.contract import Batch
 from rl.agent.errors import NetworkError
-from rl.features import NODE_FEATURES, PIPELINE_FEATURES
 from rl.staffing.action import action_of
 from rl.staffing.ddpg import SharedNoise, networks_of
 from rl.staffing.export import load, save
+from rl.staffing.features import NODES, PIPELINE
 from rl.staffing.networks import NUMBERS, StaffingActor, StaffingCritic
 from tests.unit.rl.agent.conftest import make_batch, make_space
 
 START = action_of(
-    {"load": 0.5, "standbys": 3.0, "headroom": 1.0, "spare": 0.7, "hold_s": 2.0, "budget": 0.6, "sleep_s": 20.0}
+    {
+        "load": 0.5,
+        "standbys": 3.0,
+        "headroom": 1.0,
+        "spare": 0.7,
+        "hold_s": 2.0,
+        "look_back_s": 0.3,
+        "budget": 0.6,
+        "sleep_s": 20.0,
+    }
 )
 SIZES = networks_of(width=16, hidden=16)
 
 
 def batch_of_states(count: int) -> Batch:
     """Random ones of a pipeline whose second layer has an expert less."""
-    return make_batch(make_space((3, 2)), count, features=(len(NODE_FEATURES), len(PIPELINE_FEATURES)))
+    return make_batch(make_space((3, 2)), count, features=(len(NODES), len(PIPELINE)))
 
 
 def actor(seed: int = 0) -> StaffingActor:

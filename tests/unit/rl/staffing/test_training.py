@@ -55,7 +55,7 @@ def test_the_replay_holds_what_every_window_cost_and_risked() -> None:
     drawn = buffer.drawn(50, np.random.default_rng(1))
     rewards = buffer.rewards[: buffer.pos]
     assert -rewards == pytest.approx(buffer.costs[: buffer.pos].sum((2, 3)) + buffer.risks[: buffer.pos], rel=1e-5)
-    assert drawn.actions.shape == (50, 2, 2, 7) and drawn.costs.shape == (50, 2, 2) and drawn.risks.shape == (50,)
+    assert drawn.actions.shape == (50, 2, 2, 8) and drawn.costs.shape == (50, 2, 2) and drawn.risks.shape == (50,)
     assert bool((drawn.costs > 0).all()) and float(drawn.risks.min()) >= risk(None, RiskSettings())
 
 
@@ -63,7 +63,7 @@ def test_the_replay_holds_what_every_window_cost_and_risked() -> None:
 def test_a_clone_comes_to_its_labels() -> None:
     model = stepped()
     buffer = model.replay_buffer
-    labels = np.broadcast_to(action_of(VALUES | {"standbys": 6.0}), (buffer.pos, 2, 7))
+    labels = np.broadcast_to(action_of(VALUES | {"standbys": 6.0}), (2 * buffer.pos, 8))
     first = clone(model, labels, 10, 8)
     assert clone(model, labels, 200, 8) < 0.1 * first
 
@@ -86,14 +86,15 @@ def test_actions_of_the_policy_are_within_bounds() -> None:
     model = learner()
     assert isinstance(model.actor, ActorOfPolicy)
     actions, _ = model.predict(model.get_env().reset(), deterministic=True)
-    assert actions.shape == (2, 2 * 2 * 8) and np.abs(actions).max() <= 1.0
+    assert actions.shape == (2, 2 * 2 * 9) and np.abs(actions).max() <= 1.0
 
 
 @pytest.mark.slow
 def test_a_run_ends_with_an_actor_that_a_policy_loads(tmp_path: Path) -> None:
     settings = StaffingSettings(
         hours=HourSettings(mean_rps=(5.0, 10.0), seconds=180.0),
-        train_hours=2, warm_hours=1, clone_updates=4, critic_updates=4, validation_rates=(5.0,), validation_hours=1,
+        train_hours=2, warm_hours=1, warm_runs=2, clone_updates=4, critic_updates=4, validation_rates=(5.0,),
+        validation_hours=1,
         envs=2, windows=8, validate_every=4, buffer=200, batch=4, updates=1, width=16, hidden=16,
     )  # fmt: skip
     lines: list[str] = []
