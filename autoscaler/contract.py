@@ -263,7 +263,7 @@ class Observation:
     generation: GenerationObservation | None = None
     """A decoder's texts; None for any other pipeline, and for one that keeps no keys and values."""
     arrivals: tuple[Arrivals, ...] = ()
-    """Of each look-back that the ingress measures; empty where nothing arrived, or nothing is known."""
+    """How fast tokens arrived, by look-back of the ingress; empty where nothing arrived, or nothing is known."""
 
     @property
     def window_s(self) -> float:

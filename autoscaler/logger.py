@@ -236,8 +236,8 @@ def pipeline_columns(report: TickReport, slo_s: float | None) -> Columns:
     observation = report.observation
     row = {name: getattr(observation, name) for name in (*_TIMES, *_PIPELINE_FIELDS, "stale")}
     row |= {f"generation_{name}": getattr(observation.generation, name, None) for name in _GENERATION_FIELDS}
-    known = {one.look_back_s: one for one in observation.arrivals}
-    row |= {column: getattr(known.get(look_back_s), name, None) for column, (look_back_s, name) in ARRIVALS.items()}
+    measured = {one.look_back_s: one for one in observation.arrivals}
+    row |= {column: getattr(measured.get(look_back_s), name, None) for column, (look_back_s, name) in ARRIVALS.items()}
     row |= {
         "problems": list(observation.problems),
         "policy": report.policy,

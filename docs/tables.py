@@ -31,6 +31,7 @@ from autoscaler.contract import (
 from autoscaler.options import docstrings
 from autoscaler.settings import ControllerSettings
 from rl.features import NODE_FEATURES, PIPELINE_FEATURES, Feature
+from rl.staffing.features import ARRIVAL_FEATURES, STANDBY_FEATURES
 
 ROOT = Path(__file__).resolve().parents[1]
 Row = Sequence[str]
@@ -179,7 +180,14 @@ _CHANGE = {
     "applied": "The platform took the change and was seen to have it.",
     "failure": "Why a change failed; null otherwise.",
 }
-_PIPELINE = {**_SLO, **_described(TickReport, Observation), **_prefixed("generation", GenerationObservation), **_COSTS}
+_ARRIVALS = {
+    column: f"{name} over the window's requests of tokens per second within {look_back_s:g} s before each."
+    for column, (look_back_s, name) in logger.ARRIVALS.items()
+}
+_PIPELINE = {
+    **_SLO, **_described(TickReport, Observation), **_prefixed("generation", GenerationObservation),
+    **_ARRIVALS, **_COSTS,
+}  # fmt: skip
 _SIDES = {"present": "Before", "wish": "Desired", "target": "What the limits left of it"}
 _DECISIONS = {
     **_described(TickReport, Observation, NodeObservation, Decision),
@@ -208,6 +216,8 @@ TABLES: dict[str, Callable[[], tuple[Row, list[Row]]]] = {
     "log-decisions": lambda: columns(logger.DECISIONS, _DECISIONS),
     "features-node": lambda: features(NODE_FEATURES),
     "features-pipeline": lambda: features(PIPELINE_FEATURES),
+    "features-staffing-node": lambda: features(STANDBY_FEATURES),
+    "features-staffing-pipeline": lambda: features(ARRIVAL_FEATURES),
     "burst": lambda: (("setting", "default", "meaning"), _settings(Burst)),
 }
 

@@ -135,9 +135,9 @@ def _generation(row: Mapping[str, Any]) -> GenerationObservation | None:
 def _arrivals(row: Mapping[str, Any]) -> Iterator[Arrivals]:
     """None of files from before they were stored."""
     for look_back_s in dict.fromkeys(look_back_s for look_back_s, _ in ARRIVALS.values()):
-        numbers = {name: row.get(column) for column, (of, name) in ARRIVALS.items() if of == look_back_s}
-        if None not in numbers.values():
-            yield Arrivals(look_back_s, **numbers)
+        numbers = [row.get(column) for column, (of, _) in ARRIVALS.items() if of == look_back_s]
+        if None not in numbers:
+            yield Arrivals._make((look_back_s, *numbers))
 
 
 def _node(row: Mapping[str, Any]) -> NodeObservation:

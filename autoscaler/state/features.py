@@ -68,13 +68,13 @@ def observe(topology: Topology, readings: Readings, namespace: str = NAMESPACE) 
 
 
 def _arrivals(pipeline: str, readings: Readings) -> tuple[Arrivals, ...]:
-    found = []
+    measured = []
     for look_back_s in LOOK_BACKS_S:
         buckets = readings.histogram(Series.ARRIVAL_RATES, pipeline, f"{look_back_s:g}")
         p50, p95, p99 = (histogram_quantile(q, buckets) for q in (0.5, 0.95, 0.99))
         if p50 is not None and p95 is not None and p99 is not None:
-            found.append(Arrivals(look_back_s, p50, p95, p99))
-    return tuple(found)
+            measured.append(Arrivals(look_back_s, p50, p95, p99))
+    return tuple(measured)
 
 
 def _generation(pipeline: str, readings: Readings) -> GenerationObservation | None:

@@ -108,8 +108,8 @@ def _burst(standbys: int, values: Mapping[str, Floats], place: int) -> Burst | N
     sleep_s = round(float(values["sleep_s"][place]), 3)
     if not standbys and sleep_s >= ALWAYS_S:
         return None
-    numbers = (round(float(values[name][place]), 3) for name in ("headroom", "spare", "hold_s", "look_back_s"))
-    return Burst(standbys, *numbers, sleep_s if sleep_s < ALWAYS_S else None)
+    numbers = {name: round(float(values[name][place]), 3) for name in ("headroom", "spare", "hold_s", "look_back_s")}
+    return Burst(standbys, **numbers, sleep_s=sleep_s if sleep_s < ALWAYS_S else None)
 
 
 def granted(

@@ -146,11 +146,16 @@ class CriticOfPolicy(ContinuousCritic):
         self.space, self.qf0, self.qf1 = space, StaffingCritic(networks), StaffingCritic(networks)
         self.q_networks = [self.qf0, self.qf1]
 
+    @property
+    def both(self) -> tuple[StaffingCritic, StaffingCritic]:
+        """The two, each of a state and actions."""
+        return self.qf0, self.qf1
+
     def forward(self, obs: Observations, actions: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
         layers, width = self.space.mask.shape
         numbers = actions.view(len(actions), layers, width, NUMBERS + 1)[..., :-1]
         batch = batch_of(self.space, obs)
-        judged = [critic(batch, numbers) for critic in (self.qf0, self.qf1)]
+        judged = [critic(batch, numbers) for critic in self.both]
         return tuple(-(one.costs.sum((1, 2)) + one.risk).unsqueeze(-1) for one in judged)
 
 
@@ -202,9 +207,9 @@ class StaffingDDPG(DDPG):
     def expected(self, batch: Batch, actions: Tensor) -> Tensor:
         """[B]: cost of ``actions`` [B, n, K, 8], and the larger risk of two critics'. What one has not met it judges by
         chance, and an actor goes where that is least."""
-        one, other = self.critic.qf0(batch, actions), self.critic.qf1(batch, actions)
-        costs = 0.5 * (one.costs + other.costs).sum((1, 2))
-        return costs + torch.maximum(one.risk, other.risk)
+        one, other = (critic(batch, actions) for critic in self.judges.both)
+        expected: Tensor = 0.5 * (one.costs + other.costs).sum((1, 2)) + torch.maximum(one.risk, other.risk)
+        return expected
 
     def learn_outcomes(self, updates: int, batch_size: int) -> dict[str, float]:
         """Updates of both critics alone; returns the mean losses of the last tenth of them.
@@ -216,7 +221,7 @@ class StaffingDDPG(DDPG):
         rng = np.random.default_rng((self.seed or 0, self._n_updates, 1))
         losses: list[tuple[float, float]] = []
         for _ in range(updates):
-            parts = [self._losses(critic, self.replay_buffer.drawn(batch_size, rng)) for critic in self._critics]
+            parts = [self._losses(critic, self.replay_buffer.drawn(batch_size, rng)) for critic in self.judges.both]
             of_cost, of_risk = (torch.stack(part).mean() for part in zip(*parts, strict=True))
             self._step(self.critic, COST * of_cost + of_risk)
             losses.append((float(of_cost.detach()), float(of_risk.detach())))
@@ -246,12 +251,13 @@ class StaffingDDPG(DDPG):
             self.logger.record("train/actor", float(np.mean(losses)))
 
     @property
-    def _critics(self) -> tuple[StaffingCritic, StaffingCritic]:
+    def judges(self) -> CriticOfPolicy:
+        """The pair of critics."""
         assert isinstance(self.critic, CriticOfPolicy)
-        return self.critic.qf0, self.critic.qf1
+        return self.critic
 
     def _losses(self, critic: StaffingCritic, drawn: Drawn) -> tuple[Tensor, Tensor]:
-        judged = critic(batch_of(self.critic.space, drawn.observations), drawn.actions)
+        judged = critic(batch_of(self.judges.space, drawn.observations), drawn.actions)
         of_cost = functional.mse_loss(judged.costs, drawn.costs) * judged.costs[0].numel()
         return of_cost, functional.mse_loss(judged.risk, drawn.risks)
 

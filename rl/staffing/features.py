@@ -1,9 +1,9 @@
 """What the staffing policy sees beyond :mod:`rl.features`: how fast tokens arrive within a fraction of a second, and
 which standbys there were.
 
-A window's mean load does not tell a steady hour from a bursty one, and which rule wakes standbys best hangs on just
-that. The ingress counts at every arrival how many tokens came in the look-back that ends with it; burst activation
-goes by the same number.
+A window's mean load is the same for a steady hour and a bursty one, and which rule wakes standbys best hangs on just
+that difference. The ingress counts at every arrival how many tokens came in the look-back that ends with it; burst
+activation goes by the same number.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ STANDBY_FEATURES = (
     Feature("activated", "standbys activated, on average over the window", "8 replicas", 0, 2),
 )
 NODES: tuple[Feature, ...] = (*NODE_FEATURES, *STANDBY_FEATURES)
-"""Of a segment or expert."""
+"""Numbers of a segment or expert."""
 PIPELINE: tuple[Feature, ...] = (*PIPELINE_FEATURES, *ARRIVAL_FEATURES)
-"""Of the pipeline."""
+"""Numbers of the pipeline."""
 FEATURES: Mapping[str, Sequence[Feature]] = {"experts": NODES, "segments": NODES, "pipeline": PIPELINE}
 """By group, as :class:`rl.features.ranges.Ranges` names them."""
 
@@ -80,8 +80,8 @@ class StaffingEncoder(Encoder):
         """As the base's; ``memory`` is a :class:`Remembered`, anything else begins again."""
         past = memory if isinstance(memory, Remembered) else Remembered()
         state, history = super().encode(observation, past.history)
-        known = {(one.look_back_s, name): getattr(one, name) for one in observation.arrivals for name in QUANTILES}
-        now = np.array([known.get(rate, np.nan) for rate in _RATES])
+        measured = {(one.look_back_s, name): getattr(one, name) for one in observation.arrivals for name in QUANTILES}
+        now = np.array([measured.get(rate, np.nan) for rate in _RATES])
         rates = np.concatenate([past.rates, now[None]])[-max(SPANS) :]
         standbys = np.array([_standby_row(node, observation.window_s) for node in self._rows(observation)])
         nodes = np.concatenate([_STANDBY_SCALES.encode(standbys), np.zeros((1, len(STANDBY_FEATURES)), np.float32)])

@@ -106,7 +106,7 @@ def labels(model: StaffingDDPG) -> Actions:
                 name: torch.from_numpy(values[begin : min(begin + JUDGED_AT_ONCE, buffer.size())]).flatten(0, 1)
                 for name, values in buffer.observations.items()
             }
-            batch = batch_of(model.critic.space, rows)
+            batch = batch_of(model.judges.space, rows)
             shape = (len(batch.experts), *batch.experts.shape[1:3], NUMBERS)
             expected = [model.expected(batch, action.expand(*shape)) for action in actions]
             best.append(torch.stack(expected).argmin(0))
