@@ -1,0 +1,231 @@
+"""A tenth of all workers killed again and again under text generation: ``python -m benchmarks.generation_faults``.
+
+A small random decoder on the embedded gateway with ``--instances`` instances and two replicas of every expert. What it
+writes in a closed loop is measured first; then texts arrive at 70 % of that, evenly at random, as streams that nobody
+repeats: for ``--calm`` minutes as they are, and for ``--minutes`` while, every ``--every`` seconds, SIGKILL ends a
+tenth of all workers at once. Victims are drawn from all segments and experts, also the last replica of a function. With
+``--ingress`` they are drawn from the ingress, too, whose streams end with it: nobody else has their tokens' senders.
+
+``failed``: streams without their whole text; ``wrong``: texts that are not what the model writes in one process.
+``throughput_lost``: 1 - tokens written a second under fire over those in calm, each over those that were asked for, as
+arrivals are random. ``stall_s``: the longest time in which no stream got a token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import click
+import numpy as np
+import orjson
+
+from benchmarks.generation_soak import expected
+from benchmarks.harness.options import AT_LEAST_1, benchmark, seed_option
+from benchmarks.harness.report import print_result, print_table
+from benchmarks.harness.run_folder import run_folder
+from benchmarks.harness.running import RunningPipeline, listening, local_gateway, running_pipeline
+from smoe.deployment import DeploymentSettings
+
+TOKENS, TEXTS, LONGEST = 24, 24, 200
+LOAD = 0.7
+KILLED = 0.1
+CLIENTS = 16
+"""Streams at once while what the pipeline can do is measured."""
+TIMEOUT_S = 60.0
+
+
+@dataclass
+class Stream:
+    """One text as its client saw it; seconds of the monotonic clock."""
+
+    due_s: float
+    asked: int
+    """Tokens of the text that the model writes."""
+    tokens_s: list[float] = field(default_factory=list)
+    outcome: str = "broken"
+    """``right``, ``wrong``, or why there is no whole text."""
+
+
+@dataclass
+class Clients:
+    """Streams to one pipeline."""
+
+    url: str
+    model: str
+    texts: Sequence[tuple[list[int], str]]
+    streams: list[Stream] = field(default_factory=list)
+
+    async def one(self, session: aiohttp.ClientSession, due_s: float, place: int) -> None:
+        prompt, wanted = self.texts[place % len(self.texts)]
+        stream = Stream(due_s, len(wanted.split()))
+        self.streams.append(stream)
+        body = {"model": self.model, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "stream": True}
+        pieces: list[str] = []
+        try:
+            async with session.post(f"{self.url}/v1/completions", json=body) as reply:
+                async for line in reply.content:
+                    if line.startswith(b"data: {"):
+                        document = orjson.loads(line[6:])
+                        if "error" in document:
+                            stream.outcome = f"error: {document['error']['message']}"
+                            return
+                        written = [choice["text"] for choice in document["choices"] if choice["text"]]
+                        stream.tokens_s += [time.monotonic()] * len(written)
+                        pieces += written
+                    elif line.startswith(b"data: [DONE]"):
+                        stream.outcome = "right" if "".join(pieces).strip() == wanted else "wrong"
+                    elif line.strip() and reply.status != 200:
+                        stream.outcome = f"{reply.status}: {line[:200]!r}"
+        except (aiohttp.ClientError, TimeoutError) as error:
+            stream.outcome = f"broken: {type(error).__name__} after {len(pieces)} tokens"
+
+    async def closed_loop(self, seconds: float, over: threading.Event) -> None:
+        async def client(number: int) -> None:
+            while time.monotonic() < ends_s and not over.is_set():
+                await self.one(session, time.monotonic(), number)
+                number += CLIENTS
+
+        ends_s = time.monotonic() + seconds
+        async with _session() as session:
+            await asyncio.gather(*map(client, range(CLIENTS)))
+
+    async def arrivals(self, per_s: float, seed: int, over: threading.Event) -> None:
+        """Poisson arrivals until ``over``; then all are waited for."""
+        chosen, due_s = random.Random(seed), time.monotonic()
+        async with _session() as session, asyncio.TaskGroup() as group:
+            while not over.is_set():
+                group.create_task(self.one(session, due_s, chosen.randrange(len(self.texts))))
+                due_s += chosen.expovariate(per_s)
+                await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+
+
+def _session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        timeout=aiohttp.ClientTimeout(total=TIMEOUT_S), connector=aiohttp.TCPConnector(limit=0)
+    )
+
+
+@contextlib.contextmanager
+def arriving(clients: Clients, per_s: float, seed: int) -> Iterator[None]:
+    """Texts arrive while the block lasts; its end waits for the last of them."""
+    over = threading.Event()
+    thread = threading.Thread(target=lambda: asyncio.run(clients.arrivals(per_s, seed, over)))
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def workers(served: RunningPipeline, *, ingress: bool) -> dict[int, str]:
+    """Process id → function, of all ready replicas."""
+    owners = listening(served.gateway.pid)
+    return {
+        owners[port]: name
+        for name, replicas in served.client.replicas().items()
+        if ingress or name != served.functions[0]
+        for replica in replicas
+        if replica["state"] == "ready" and (port := int(replica["address"].rsplit(":", 1)[1])) in owners
+    }
+
+
+def summary(streams: Sequence[Stream], from_s: float, until_s: float) -> dict[str, Any]:
+    """Of the texts that were due in this time."""
+    due = [one for one in streams if from_s <= one.due_s < until_s]
+    tokens_s = np.sort(np.concatenate([one.tokens_s for one in streams] or [[]]))
+    inside = tokens_s[(tokens_s >= from_s) & (tokens_s < until_s)]
+    ttft_s = [one.tokens_s[0] - one.due_s for one in due if one.tokens_s]
+    gaps_s = np.concatenate([np.diff(one.tokens_s) for one in due] or [[]])
+    outcomes = Counter(one.outcome for one in due)
+    return {
+        "texts": len(due),
+        "failed": sum(count for outcome, count in outcomes.items() if outcome not in ("right", "wrong")),
+        "wrong": outcomes["wrong"],
+        "reasons": {outcome: count for outcome, count in outcomes.items() if outcome != "right"},
+        "tokens_per_s": len(inside) / (until_s - from_s),
+        "tokens_asked_per_s": sum(one.asked for one in due) / (until_s - from_s),
+        "ttft_ms_p50": _ms(ttft_s, 0.5),
+        "ttft_ms_p95": _ms(ttft_s, 0.95),
+        "token_ms_p99": _ms(gaps_s, 0.99),
+        "stall_s": float(np.diff(np.concatenate([[from_s], inside, [until_s]])).max()),
+    }
+
+
+def _ms(seconds: Any, share: float) -> float | None:
+    return round(1000 * float(np.quantile(seconds, share)), 1) if len(seconds) else None
+
+
+def measure(
+    folder: Path, minutes: float, calm: float, every_s: float, instances: int, schedule: str, ingress: bool, seed: int
+) -> dict[str, Any]:
+    texts = expected(folder, TEXTS, LONGEST, TOKENS, seed)
+    deployment = DeploymentSettings(
+        min_replicas=2, instances=instances, schedule=schedule, kv_mib=8, ingress_replicas=1 + ingress
+    )
+    with running_pipeline(local_gateway(folder / "state"), deployment, str(folder / "random")) as served:
+        clients = Clients(served.client.url, served.manifest.name, texts)
+        begun_s = time.monotonic()
+        asyncio.run(clients.closed_loop(10 * min(1.0, calm), threading.Event()))
+        per_s = sum(one.outcome == "right" for one in clients.streams) / (time.monotonic() - begun_s)
+        result: dict[str, Any] = {"texts_per_s_at_most": per_s, "texts_per_s": LOAD * per_s}
+        all_workers = workers(served, ingress=ingress)
+        kill = math.ceil(KILLED * len(all_workers))
+        chosen, killed = random.Random(seed), Counter[str]()
+        with arriving(clients, LOAD * per_s, seed):
+            calm_from_s = time.monotonic()
+            time.sleep(calm * 60)
+            from_s = time.monotonic()
+            while (next_s := from_s + every_s * (killed.total() // kill)) < from_s + minutes * 60:
+                time.sleep(max(0.0, next_s - time.monotonic()))
+                alive = workers(served, ingress=ingress)
+                for pid in chosen.sample(sorted(alive), min(kill, len(alive))):
+                    os.kill(pid, signal.SIGKILL)
+                    killed[alive[pid]] += 1
+            time.sleep(max(0.0, from_s + minutes * 60 - time.monotonic()))
+            until_s = time.monotonic()
+        result |= {"calm": summary(clients.streams, calm_from_s, from_s)}
+        result |= {"killing": summary(clients.streams, from_s, until_s)}
+    written = {name: result[name]["tokens_per_s"] / result[name]["tokens_asked_per_s"] for name in ("calm", "killing")}
+    return result | {
+        "throughput_lost": 1 - written["killing"] / written["calm"],
+        "workers": len(all_workers),
+        "killed": killed.total(),
+        "killed_at_once": kill,
+        "killed_of": dict(killed),
+    }
+
+
+@benchmark
+@click.option("--minutes", default=10.0, type=click.FloatRange(0.05), help="How long workers are killed.")
+@click.option("--calm", default=1.0, type=click.FloatRange(0.05), help="Minutes before, without kills.")
+@click.option("--every", "every_s", default=60.0, type=click.FloatRange(1.0), help="Seconds between two kills.")
+@click.option("--instances", default=3, type=AT_LEAST_1, help="Replicas of every segment.")
+@click.option(
+    "--schedule", default="colocated", type=click.Choice(["colocated", "arrow", "minimal-load", "round-robin"])
+)
+@click.option("--ingress", is_flag=True, help="Kill the ingress, too; there are two of it then.")
+@seed_option
+def main(minutes: float, calm: float, every_s: float, instances: int, schedule: str, ingress: bool, seed: int) -> None:
+    with run_folder("smoe-generation-faults-") as folder:
+        result = measure(folder, minutes, calm, every_s, instances, schedule, ingress, seed)
+    rows = [(name, str(result["calm"][name]), str(result["killing"][name])) for name in result["calm"]]
+    print_table(f"{result['killed']} workers killed", ("figure", "calm", "killing"), rows)
+    print_result({**result, "instances": instances, "schedule": schedule})
+
+
+if __name__ == "__main__":
+    main()
