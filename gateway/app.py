@@ -26,7 +26,7 @@ from gateway.sessions import Sessions
 from gateway.settings import Credentials, GatewaySettings
 from gateway.store import FunctionStore
 from gateway.system import SystemApi, gateway_error
-from gateway.views import Page, Views
+from gateway.views import Instances, Page, Views
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Gateway:
         front = FrontDoor(
             self.forwarder, self.queue, held, buffer_bytes=settings.buffer_bytes, max_body_bytes=settings.max_body_bytes
         )
-        page = Page(Views(settings.state / "view", settings.controllers))
+        page = Page(Views(settings.state / "view", settings.controllers), Instances(backend))
         chat = PageDoor(OpenAiDoor(front, backend, held, None))
         sessions = Sessions(credentials)
         login = Login(Passwords(credentials) if settings.basic_auth else None, sessions)

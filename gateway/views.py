@@ -1,7 +1,8 @@
-"""What controllers saw last, for the page: documents of files in the state folder, and of controllers asked by HTTP.
+"""What controllers saw last, and what the instances of decoders do, for the page: documents of files in the state
+folder, and of controllers and ingresses asked by HTTP.
 
 The gateway hands the documents on as they are; what they say of pipelines is the page's affair. The
-page is served here, too (``/ui/``, ``/system/view``); it is read-only.
+page is served here, too (``/ui/``, ``/system/view``, ``/system/instances``); it is read-only.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
+
+from gateway.contract import Backend, FunctionState
+from platform_words.labels import NODES_LABEL
 
 log = logging.getLogger(__name__)
 
@@ -71,19 +75,60 @@ class Views:
             log.info("controllers at %s are not found: %s", controller, error)
             return []
         hosts = sorted({str(entry[4][0]) for entry in resolved})
-        answers = await asyncio.gather(*(_ask(host, port) for host in hosts))
+        addresses = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts]
+        answers = await asyncio.gather(*(_ask(address, "/view") for address in addresses))
         return [answer for answer in answers if answer is not None]
 
 
-async def _ask(host: str, port: int) -> Any:
+class Instances:
+    """What the ingresses of decoders report of their instances: of each pipeline the first one that answers."""
+
+    LEFT_OUT = ("flip_ms", "decision_ms")
+    """Long lists that the page does not show."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._last: list[Any] = []
+        self._read_s = float("-inf")
+        self._reading = asyncio.Lock()
+        self._without: set[str] = set()
+        """Replicas that have answered without instances: encoders, asked once."""
+
+    async def read(self) -> list[Any]:
+        """One document a pipeline and namespace. Never raises."""
+        async with self._reading:
+            now_s = asyncio.get_running_loop().time()
+            if now_s - self._read_s >= FRESH_S:
+                states = [one for one in self._backend.list() if one.spec.labels.get(NODES_LABEL) == "ingress"]
+                self._without &= {replica.id for one in states for replica in one.replicas}
+                found = await asyncio.gather(*map(self._of, states))
+                self._last = [one for one in found if one is not None]
+                self._read_s = now_s
+            return self._last
+
+    async def _of(self, state: FunctionState) -> Any:
+        for replica in state.replicas:
+            if replica.state != "ready" or replica.id in self._without:
+                continue
+            document = await _ask(replica.address, "/statistics")
+            generation = document.get("generation") if isinstance(document, dict) else None
+            if isinstance(generation, dict):
+                kept = {key: value for key, value in generation.items() if key not in self.LEFT_OUT}
+                return {**kept, "pipeline": state.spec.name, "namespace": state.spec.namespace}
+            if document is not None:
+                self._without.add(replica.id)
+        return None
+
+
+async def _ask(address: str, path: str) -> Any:
+    """None where it does not answer within ``TIMEOUT_S``."""
     import aiohttp
 
-    address = f"[{host}]" if ":" in host else host
     try:
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         async with (
             aiohttp.ClientSession(timeout=timeout, trust_env=False) as session,
-            session.get(f"http://{address}:{port}/view") as reply,
+            session.get(f"http://{address}{path}") as reply,
         ):
             if reply.status != 200:
                 return None
@@ -92,7 +137,7 @@ async def _ask(host: str, port: int) -> Any:
                 data += await reply.content.read(MAX_BYTES + 1)
             return orjson.loads(data)
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        log.info("the controller at %s:%d was not heard: %s", host, port, type(error).__name__)
+        log.info("%s at %s was not heard: %s", path, address, type(error).__name__)
         return None
 
 
@@ -136,14 +181,15 @@ HEADERS = {
 
 
 class Page:
-    """Handlers of ``/ui`` and ``/system/view``."""
+    """Handlers of ``/ui``, ``/system/view`` and ``/system/instances``."""
 
-    def __init__(self, views: Views) -> None:
-        self._views = views
+    def __init__(self, views: Views, instances: Instances) -> None:
+        self._views, self._instances = views, instances
 
     def routes(self) -> list[Route]:
         return [
             Route("/system/view", self.view, methods=["GET"]),
+            Route("/system/instances", self.instances, methods=["GET"]),
             Route("/ui", self.slash, methods=["GET"]),
             Route("/ui/", self.file, methods=["GET"]),
             *(Route(f"/ui/{name}", self.file, methods=["GET"]) for name in OPEN_FILES),
@@ -152,6 +198,10 @@ class Page:
 
     async def view(self, request: Request) -> Response:
         data = orjson.dumps({"views": await self._views.read()})
+        return Response(data, media_type="application/json", headers={"cache-control": "no-store"})
+
+    async def instances(self, request: Request) -> Response:
+        data = orjson.dumps({"pipelines": await self._instances.read()})
         return Response(data, media_type="application/json", headers={"cache-control": "no-store"})
 
     async def slash(self, request: Request) -> Response:

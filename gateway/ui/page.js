@@ -10,7 +10,7 @@ const MEASURES = {
   slots: { title: "slots in use", unit: (v) => percent(v), of: (n) => n.concurrency_utilisation, most: 1 },
 };
 const chosen = new URLSearchParams(location.search), namespace = chosen.get("namespace") || "openfaas-fn";
-const page = { views: [], functions: [], replicas: {}, chosen: chosen.get("pipeline"), measure: null };
+const page = { views: [], functions: [], replicas: {}, chosen: chosen.get("pipeline"), measure: null, generation: [] };
 const at = (id) => document.getElementById(id);
 
 const number = (v) => v == null ? "–" : v >= 10000 ? `${(v / 1000).toFixed(v >= 1e5 ? 0 : 1)}k` : v >= 100 || Number.isInteger(v) ? v.toFixed(0) : v >= 10 ? v.toFixed(1) : v.toFixed(2);
@@ -65,6 +65,7 @@ function show() {
   showFigures(view, nodes);
   showCharts(view);
   showHeat(nodes, view);
+  showInstances(pipeline);
   showMachines(nodes);
   showDecisions(view);
   showConfiguration(nodes);
@@ -136,6 +137,18 @@ function showDetail(node) {
   at("detail").replaceChildren(name, `  ${parts.join("  ·  ")}`);
 }
 
+function showInstances(pipeline) {
+  // A decoder's instances, as its ingress reports them.
+  const found = page.generation.find((one) => one.pipeline === pipeline), moved = found?.moved;
+  at("instances").hidden = !found;
+  if (!found) return;
+  text("schedule", found.schedule === "colocated" ? "colocated" : `${found.schedule} for TTFT ${seconds(found.ttft_s)}, TPOT ${seconds(found.tpot_s)}  ·  ${found.flips} flips  ·  `
+    + `${moved.texts} texts moved${moved.texts ? `, ${seconds(moved.took_ms / 1000)} each` : ""}${found.joining ? `  ·  ${found.joining} joining` : ""}`);
+  const rows = [...found.instances].sort((a, b) => a.instance - b.instance).map((one) => [[one.instance, "nowrap"], [one.role, "tag", "tag"], [one.running, "n"], [one.queue, "n"], [one.arriving, "n"],
+    [one.pages ? percent(one.pages_used / one.pages) : "–", "n"], [one.interval_s ? seconds(one.interval_s) : "–", "n"]]);
+  table(at("instance-table"), rows, "No instance yet: not every segment has a ready replica.");
+}
+
 function showMachines(nodes) {
   // Machines that replicas run on, from the replica feed; none where replicas have no machine.
   const functions = new Set(nodes.map((n) => n.function)), rows = new Map();
@@ -191,3 +204,4 @@ colours(matchMedia("(prefers-color-scheme: dark)").matches);
 poll("/system/view", (found) => { page.views = found.views.filter((v) => (v.namespace ?? "openfaas-fn") === namespace); }, VIEW_MS);
 poll(`/system/functions?namespace=${encodeURIComponent(namespace)}`, (found) => { page.functions = found; }, FUNCTIONS_MS);
 poll("/system/replicas", (found) => { page.replicas = found.functions; }, FUNCTIONS_MS);
+poll("/system/instances", (found) => { page.generation = found.pipelines.filter((one) => one.namespace === namespace); }, VIEW_MS);

@@ -18,7 +18,7 @@ import pytest
 
 from gateway.contract import FunctionState
 from gateway.views import TYPES, Views
-from tests.doubles.fake_backend import FakeBackend
+from tests.doubles.fake_backend import FakeBackend, FakeConnection, FakeRequest, reply
 from tests.unit.autoscaler.servers import serve
 from tests.unit.gateway.browser import CHROMIUM, browser
 from tests.unit.gateway.gateways import Running, Starter
@@ -83,10 +83,10 @@ async def test_the_view_is_that_of_the_state_folder(start: Starter, tmp_path: Pa
 
 
 async def test_of_several_controllers_the_one_that_leads_is_shown_and_the_silent_are_left_out(tmp_path: Path) -> None:
-    def reply(**more: Any) -> Any:
+    def view(**more: Any) -> Any:
         return lambda *_: (200, json.dumps(document(**more)).encode())
 
-    with serve(reply(end_s=200.0, leads=False)) as standby, serve(reply(end_s=100.0)) as leader:
+    with serve(view(end_s=200.0, leads=False)) as standby, serve(view(end_s=100.0)) as leader:
         urls = [standby.url, leader.url, "http://127.0.0.1:9", "http://no-such-host.invalid:1"]
         (found,) = await Views(tmp_path, urls).read()
     assert (found["leads"], found["end_s"]) == (True, 100.0)
@@ -112,8 +112,56 @@ async def test_a_controller_that_answers_an_error_has_no_view(tmp_path: Path, st
         assert await Views(tmp_path, [controller.url]).read() == []
 
 
+GENERATION = {
+    "schedule": "arrow",
+    "ttft_s": 2.0,
+    "tpot_s": 0.15,
+    "flips": 7,
+    "joining": 1,
+    "moved": {"texts": 12, "bytes": 4096, "took_ms": 18.0},
+    "flip_ms": [0.1] * 7,
+    "instances": [
+        {"instance": 1, "role": "decode", "running": 2, "queue": 0, "arriving": 1, "pages_used": 150, "pages": 200}
+        | {"interval_s": 0.042},
+        {"instance": 0, "role": "prefill", "running": 1, "queue": 3, "arriving": 0, "pages_used": 20, "pages": 200},
+    ],
+}
+"""What an ingress of a decoder reports."""
+
+
+async def deploy_ingress(running: Running, name: str, statistics: dict[str, Any]) -> list[str]:
+    """An ingress that answers with ``statistics``; what it is asked for."""
+    asked: list[str] = []
+
+    async def answer(request: FakeRequest, connection: FakeConnection) -> None:
+        asked.append(request.target)
+        connection.write(reply(200, json.dumps(statistics).encode(), content_type="application/json"))
+
+    await running.deploy(name, program=answer, labels={"smoe.pipeline": name, "smoe.nodes": "ingress"})
+    return asked
+
+
+async def test_the_instances_are_those_that_ingresses_of_decoders_report(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.views.FRESH_S", 0.0)
+    encoder = await deploy_ingress(running, "encoder", {"activations": []})
+    await deploy_ingress(running, "decoder", {"generation": GENERATION})
+    await running.deploy("other")
+    kept = {key: value for key, value in GENERATION.items() if key != "flip_ms"}
+    for _ in range(3):
+        answer = (await running.system("GET", "/system/instances")).json()
+        assert answer == {"pipelines": [{**kept, "pipeline": "decoder", "namespace": "openfaas-fn"}]}
+    assert encoder == ["/statistics"]  # an encoder is asked once
+
+
 async def browse(
-    running: Running, folder: Path, size: str = "1440,1500", query: str = "", pipeline: str = "minilm"
+    running: Running,
+    folder: Path,
+    size: str = "1440,1500",
+    query: str = "",
+    pipeline: str = "minilm",
+    until: str = "document.querySelector('tbody tr')",
 ) -> tuple[str, Path]:
     """The page's DOM and picture once it shows ``pipeline``, after the login form."""
     width, height = map(int, size.split(","))
@@ -127,10 +175,7 @@ async def browse(
         await tab.script(f"document.querySelector('[name=password]').value = {password!r}; document.forms[0].submit()")
         await tab.until("location.pathname === '/ui/'")
         await tab.open(url)
-        await tab.until(
-            f"document.getElementById('pipeline')?.textContent.trim() === {pipeline!r} && "
-            "document.querySelector('tbody tr')"
-        )
+        await tab.until(f"document.getElementById('pipeline')?.textContent.trim() === {pipeline!r} && {until}")
         dom = await tab.script("document.documentElement.outerHTML")
         shot = await tab.command("Page.captureScreenshot", format="png")
         picture.write_bytes(base64.b64decode(shot["data"]))
@@ -208,6 +253,23 @@ async def test_without_a_controller_a_browser_still_shows_what_is_deployed_and_w
         "p-segment-0",
         "p-segment-1",
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
+async def test_a_browser_shows_the_instances_of_a_decoder_with_role_queue_pages_and_flips(
+    start: Starter, tmp_path: Path
+) -> None:
+    async with start() as running:
+        await deploy_ingress(running, "p", {"generation": GENERATION})
+        until = "!document.getElementById('instances').hidden"
+        dom, _ = await browse(running, tmp_path, "900,900", pipeline="p", until=until)
+    assert cells(dom, "instance-table") == [
+        ["0", "prefill", "1", "3", "0", "10%", "–"],
+        ["1", "decode", "2", "0", "1", "75%", "42 ms"],
+    ]
+    words = shown(dom, "schedule")
+    assert words == "arrow for TTFT 2.00 s, TPOT 150 ms  ·  7 flips  ·  12 texts moved, 18 ms each  ·  1 joining"
 
 
 @pytest.mark.slow

@@ -347,6 +347,7 @@ async def test_what_needs_no_password(running: Running, method: str, target: str
         ("GET", "/ui/none.js", 404),
         ("POST", "/ui/", 405),
         ("POST", "/system/view", 405),
+        ("POST", "/system/instances", 405),
     ],
 )
 async def test_what_this_gateway_does_not_have(running: Running, method: str, target: str, status: int) -> None:
@@ -363,6 +364,7 @@ SYSTEM_PATHS = [
     "/system/replicas",
     "/system/targets",
     "/system/view",
+    "/system/instances",
     "/ui",
     "/ui/",
     "/ui/page.js",
