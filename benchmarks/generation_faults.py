@@ -144,7 +144,7 @@ def workers(served: RunningPipeline, *, ingress: bool) -> dict[int, str]:
 
 
 def summary(streams: Sequence[Stream], from_s: float, until_s: float) -> dict[str, Any]:
-    """Of the texts that were due in this time."""
+    """Figures of the texts that were due in this time."""
     due = [one for one in streams if from_s <= one.due_s < until_s]
     tokens_s = np.sort(np.concatenate([one.tokens_s for one in streams] or [np.empty(0)]))
     inside = tokens_s[(tokens_s >= from_s) & (tokens_s < until_s)]

@@ -101,8 +101,8 @@ class Instances:
             if now_s - self._read_s >= FRESH_S:
                 states = [one for one in self._backend.list() if one.spec.labels.get(NODES_LABEL) == "ingress"]
                 self._without &= {replica.id for one in states for replica in one.replicas}
-                found = await asyncio.gather(*map(self._of, states))
-                self._last = [one for one in found if one is not None]
+                documents = await asyncio.gather(*map(self._of, states))
+                self._last = [one for one in documents if one is not None]
                 self._read_s = now_s
             return self._last
 
