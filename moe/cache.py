@@ -242,6 +242,11 @@ class PagedPast:
         keys[self._new] = k
         if values is not keys:
             values[self._new] = v
+        if len(self._all) == 1:
+            slots = self._all[0]
+            return attend_causally(
+                q[None], keys[slots][None], values[slots][None], self.starts[0], scale, window, sinks
+            ).reshape(q.shape[0], -1)
         parts = []
         texts = zip(q.split_with_sizes(list(self._lengths)), self.starts, self._all, strict=True)
         for one_q, start, slots in texts:
@@ -249,7 +254,7 @@ class PagedPast:
                 one_q[None], keys[slots][None], values[slots][None], start, scale, window, sinks
             )  # [1, t, H, D]
             parts.append(y.reshape(one_q.shape[0], -1))
-        return torch.cat(parts) if len(parts) > 1 else parts[0]  # [T, H*D]
+        return torch.cat(parts)  # [T, H*D]
 
 
 def _by_page(kept: Tensor) -> Tensor:

@@ -96,18 +96,20 @@ class InputRules:
         return len(values)
 
     def _past(self, tensors: Mapping[str, Tensor]) -> None:
-        sequences, starts, lengths = tensors["sequences"], tensors["starts"], tensors["lengths"]
-        for name in sorted(CACHED):
+        lengths = tensors["lengths"]
+        for name in ("parents", "sequences", "starts"):
             tensor = tensors[name]
             if tensor.shape != lengths.shape or tensor.dtype != torch.int64:
                 raise ProgramInputError(
                     f"{self.node_id}: {name} is {list(tensor.shape)} {tensor.dtype}, allowed is {list(lengths.shape)} "
                     f"{torch.int64}, one number for each text."
                 )
-        ids: list[int] = sequences.tolist()
+        ids: list[int] = tensors["sequences"].tolist()
+        starts: list[int] = tensors["starts"].tolist()
         if len(set(ids)) != len(ids):
             raise ProgramInputError(f"{self.node_id}: sequences names one twice; a call holds each at most once.")
-        if int(starts.min()) < 0 or int((starts + lengths).max()) > self.max_positions:
+        ends = map(sum, zip(starts, lengths.tolist(), strict=True))
+        if min(starts) < 0 or max(ends) > self.max_positions:
             raise ProgramInputError(
                 f"{self.node_id}: starts must be 0 or more, and with lengths at most {self.max_positions}."
             )

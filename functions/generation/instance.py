@@ -20,10 +20,14 @@ from functions.wire import arrays
 from functions.wire import format as wire
 from functions.wire.arrays import Array, Arrays
 from functions.wire.errors import KvFullError, KvLostError
-from functions.wire.messages import KV_FULL, KV_SOURCE, TIMEOUT_MS
+from functions.wire.layout import Part
+from functions.wire.messages import ALL_LOGITS, KV_FULL, KV_SOURCE, LIKELIEST, TIMEOUT_MS
 from moe.manifest import Manifest
 from platform_words.headers import CALLER_KEY
 
+Answer = Array | int
+"""What a pass gives of a text: logits ``[rows, vocab]``, or its likeliest next token."""
+Sent = Mapping[str, Array | Part]
 Parts = Sequence[tuple[Text, int]]
 """Texts, and how many of their next tokens are computed."""
 
@@ -100,27 +104,31 @@ class Instance:
                     fewest = node["pages"] if fewest is None else min(fewest, node["pages"])
         self.pages = fewest or 0
 
-    async def run(self, parts: Parts, context: PassContext) -> tuple[list[Array], Array | None]:
+    async def run(self, parts: Parts, context: PassContext) -> tuple[list[Answer], Array | None]:
         """One pass over the next tokens of some texts: of each the logits ``[rows, vocab]``, one row after its last
-        token, or one after each token where the text is ``scoring``; and where one is ``routed`` the experts
+        token, or one after each token where the text is ``scoring``; the likeliest tokens alone where no text wants
+        more; and where one is ``routed`` the experts
         ``[B, layers, k]`` of each text's last token. Raises KvError, CallError."""
         which = _which(parts)
         tokens = [token for text, count in parts for token in text.tokens[text.kept : text.kept + count]]
-        tensors: Arrays = {"token_ids": np.array(tokens, np.int64), **which}
-        last = np.cumsum(which["lengths"]) - 1 if any(text.routed for text, _ in parts) else None
+        tensors: Sent = {"token_ids": np.array(tokens, np.int64), **which}
+        last = np.cumsum([count for _, count in parts]) - 1 if any(text.routed for text, _ in parts) else None
         experts = []
         for layer in range(self._layers):
             routed = await self._segment(layer, tensors, context)
             if last is not None:
                 experts.append(routed["expert_ids"][last])
-            tensors = {"hidden": await self._driver.layer(layer, routed, context), **which}
-        logits = await self._logits(parts, tensors, context)
+            hidden = await self._driver.layer(layer, routed, context)
+            tensors = {"hidden": hidden, **which}
+        logits = await self._logits(parts, hidden, tensors, context)
         return logits, np.stack(experts, 1) if experts else None
 
-    async def _logits(self, parts: Parts, tensors: Arrays, context: PassContext) -> list[Array]:
+    async def _logits(self, parts: Parts, hidden: Array, tensors: Sent, context: PassContext) -> list[Answer]:
         """The last segment: texts that are ``scoring`` in a call of their own each, as their answers are large."""
         if not any(text.scoring for text, _ in parts):
-            return list((await self._segment(self._layers, tensors, context))["logits"][:, None])
+            greedy = all(text.sampler.greedy for text, _ in parts)
+            reply = await self._segment(self._layers, tensors, context, ((LIKELIEST, "1"),) if greedy else ())
+            return list(reply["likeliest"].tolist() if "likeliest" in reply else reply["logits"][:, None])
         edges = np.cumsum([0, *(count for _, count in parts)])
         plain = [place for place, (text, _) in enumerate(parts) if not text.scoring]
         groups = [[place] for place, (text, _) in enumerate(parts) if text.scoring] + ([plain] if plain else [])
@@ -128,17 +136,20 @@ class Instance:
         for group in groups:
             rows = np.concatenate([np.arange(edges[place], edges[place + 1]) for place in group])
             members = [parts[place] for place in group]
-            part = {"hidden": tensors["hidden"][rows], **_which(members)}
-            calls.append(self._segment(self._layers, part, context, all_logits=members[0][0].scoring))
-        logits: dict[int, Array] = {}
+            part: Sent = {"hidden": hidden[rows], **_which(members)}
+            headers = ((ALL_LOGITS, "1"),) if members[0][0].scoring else ()
+            calls.append(self._segment(self._layers, part, context, headers))
+        logits: dict[int, Answer] = {}
         for group, reply in zip(groups, await gather_or_cancel(calls), strict=True):
             whole = len(group) == 1 and parts[group[0]][0].scoring
             logits |= zip(group, [reply["logits"]] if whole else reply["logits"][:, None], strict=True)
         return [logits[place] for place in range(len(parts))]
 
-    async def _segment(self, index: int, tensors: Arrays, context: PassContext, *, all_logits: bool = False) -> Arrays:
+    async def _segment(
+        self, index: int, tensors: Sent, context: PassContext, headers: Sequence[tuple[str, str]] = ()
+    ) -> Arrays:
         node_id, replica = self._replica_of[index]
-        return await self._caller.call(node_id, tensors, context, CallRecord(), replica=replica, all_logits=all_logits)
+        return await self._caller.call(node_id, tensors, context, CallRecord(), replica=replica, headers=headers)
 
     async def pull(self, text: Text, source: Instance, limit_s: float) -> int:
         """Have every replica here fetch the pages of ``text`` from its counterpart in ``source``, until ``limit_s`` on
@@ -204,14 +215,15 @@ class Instance:
         return await pool.call(head, chunks, timeout_s)
 
 
-def _which(parts: Parts) -> Arrays:
-    """Whose tokens a pass has, and what segments have of them."""
-    return {
-        "lengths": np.array([count for _, count in parts], np.int64),
-        "sequences": np.array([text.kv_id for text, _ in parts], np.int64),
-        "starts": np.array([text.kept for text, _ in parts], np.int64),
-        "parents": np.array([text.parent for text, _ in parts], np.int64),
+def _which(parts: Parts) -> dict[str, Part]:
+    """Whose tokens a pass has, and what segments have of them; ready to be sent, as every segment gets it."""
+    values = {
+        "lengths": [count for _, count in parts],
+        "sequences": [text.kv_id for text, _ in parts],
+        "starts": [text.kept for text, _ in parts],
+        "parents": [text.parent for text, _ in parts],
     }
+    return {name: arrays.part(name, np.array(of_texts, np.int64)) for name, of_texts in values.items()}
 
 
 def form(

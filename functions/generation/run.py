@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from functions.generation.instance import Instance
+from functions.generation.instance import Answer, Instance
 from functions.generation.measures import Measures
 from functions.generation.migration import Arrival, Migrations
 from functions.generation.prefixes import KEEP_S, Prefixes
@@ -315,13 +315,13 @@ class InstanceRun:
                 room -= left
         return iteration
 
-    def _take(self, iteration: Iteration, logits: Sequence[Array], experts: Array | None, begun_s: float) -> None:
-        """Choose each text's next token from its ``logits [rows, vocab]``, where all of it has been computed; with
+    def _take(self, iteration: Iteration, logits: Sequence[Answer], experts: Array | None, begun_s: float) -> None:
+        """Choose each text's next token from its ``logits``, where all of it has been computed; with
         ``experts [B, layers, k]`` where one wants them. ``begun_s``: when the iteration began."""
         now_s = self._loop.time()
-        for place, ((text, count), array) in enumerate(zip(iteration, logits, strict=True)):
-            rows = torch.from_numpy(as_float32(array).copy())
-            if text.scoring:
+        for place, ((text, count), answer) in enumerate(zip(iteration, logits, strict=True)):
+            rows = answer if isinstance(answer, int) else torch.from_numpy(as_float32(answer))
+            if text.scoring and not isinstance(rows, int):
                 score(text, rows)
             text.kept += count
             if text.kept < len(text.tokens) or text.cancelled:
@@ -331,7 +331,7 @@ class InstanceRun:
                 self._finish(text, "length")
                 continue
             try:
-                chosen = text.sampler.choose(rows[-1])
+                chosen = text.sampler.choose(rows if isinstance(rows, int) else rows[-1])
                 if text.routed and experts is not None:
                     chosen = replace(chosen, experts=experts[place].tolist())
             except (RuntimeError, ValueError, IndexError) as err:  # one text's own settings; the others go on

@@ -53,8 +53,18 @@ class Sampler:
         else:
             self._generator.manual_seed(sampling.seed)
 
-    def choose(self, logits: Tensor) -> Chosen:
-        """The next token from ``logits [vocab]``; it counts for later penalties."""
+    @property
+    def greedy(self) -> bool:
+        """Whether each token is the likeliest by the model alone, and nothing else is asked for."""
+        s = self._sampling
+        changed = s.frequency_penalty or s.presence_penalty or s.logit_bias
+        return s.temperature == 0.0 and self._logprobs is None and not changed
+
+    def choose(self, logits: Tensor | int) -> Chosen:
+        """The next token from ``logits [vocab]``, or the likeliest one as it is known; it counts for later
+        penalties."""
+        if isinstance(logits, int):
+            return Chosen(logits)
         s = self._sampling
         with torch.inference_mode():
             scores = self._adjusted(logits.float())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -12,9 +12,10 @@ from functions.dispatch.dispatcher import CallRecord, Dispatcher
 from functions.serving.instruments import IngressInstruments
 from functions.wire import arrays
 from functions.wire import format as wire
-from functions.wire.arrays import Arrays
+from functions.wire.arrays import Array, Arrays
 from functions.wire.errors import KvFullError, KvLostError, NodeFailedError, NodeRefusedError
-from functions.wire.messages import ALL_LOGITS, KV_FULL, KV_MISSING, Body
+from functions.wire.layout import Part
+from functions.wire.messages import KV_FULL, KV_MISSING, Body
 from moe.grouping import Grouping
 from moe.manifest import Manifest
 
@@ -51,15 +52,15 @@ class NodeCaller:
     async def call(
         self,
         node_id: str,
-        tensors: Arrays,
+        tensors: Mapping[str, Array | Part],
         context: PassContext,
         record: CallRecord,
         node: str = "",
         replica: str = "",
-        all_logits: bool = False,
+        headers: Sequence[tuple[str, str]] = (),
     ) -> Arrays:
         """``node_id`` on some tensors; at a replica on the machine ``node`` if it can, or at this very ``replica``,
-        there with ``all_logits`` where every token's are wanted and not each text's last one's.
+        there with ``headers``.
         ``record`` holds afterwards what it cost. Raises CallError, with a ``replica`` also KvError."""
         name, path = self._address[node_id]
         meter = self._instruments.nodes[node_id]
@@ -70,7 +71,6 @@ class NodeCaller:
         received_bytes = 0
         try:
             if replica:
-                headers = ((ALL_LOGITS, "1"),) if all_logits else ()
                 reply = await self._at(name, replica, path, chunks, context, record, headers)
             else:
                 reply = await self._dispatcher.call(
@@ -144,7 +144,7 @@ async def gather_or_cancel(calls: Sequence[Coroutine[Any, Any, Result]]) -> list
         raise
 
 
-def _tokens(tensors: Arrays) -> int:
+def _tokens(tensors: Mapping[str, Array | Part]) -> int:
     for name in ("x", "token_ids", "hidden"):
         if name in tensors:
             return int(tensors[name].shape[0])

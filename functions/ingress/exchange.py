@@ -30,11 +30,18 @@ class Exchange:
 
     def scatter(self, x: Array) -> list[Array]:
         """``x [T, d]`` to one ``[m, d]`` for each of ``experts``."""
+        if len(x) == 1 and len(self.experts) == len(self.tokens):
+            return [x] * len(self.experts)
         rows = x[self.tokens]
         return [rows[low:high] for low, high in zip(self.edges, self.edges[1:], strict=False)]
 
     def combine(self, residual: Array, outputs: Sequence[Array]) -> Array:
         """``residual [T, d]`` plus each token's outputs times their gates, in expert order, summed in float32."""
+        if len(residual) == 1 and len(self.experts) == len(self.tokens):
+            alone = as_float32(residual)
+            for output, gate in zip(outputs, self.gates, strict=True):
+                alone = alone + as_float32(output) * gate
+            return from_float32(alone, residual.dtype)
         rows = np.empty((len(self.tokens), residual.shape[1]), np.float32)
         for low, high, output in zip(self.edges, self.edges[1:], outputs, strict=False):
             np.multiply(as_float32(output), self.gates[low:high], out=rows[low:high])
@@ -47,6 +54,8 @@ class Exchange:
 def exchange(expert_ids: NDArray[np.int64], gates: NDArray[np.float32]) -> Exchange:
     """Group by expert: ``expert_ids [T, k] int64`` (0 or more), ``gates [T, k] float32``."""
     tokens, choices = expert_ids.shape
+    if tokens == 1 and len(ids := frozenset(expert_ids[0].tolist())) == choices and min(ids) >= 0:
+        return _of_one_token(expert_ids[0].tolist(), gates[0])
     flat = expert_ids.ravel()
     order = flat.argsort(kind="stable")
     counts = np.bincount(flat).tolist()
@@ -60,3 +69,16 @@ def exchange(expert_ids: NDArray[np.int64], gates: NDArray[np.float32]) -> Excha
     places = places.reshape(tokens, choices)
     places.sort(axis=1)
     return Exchange(tuple(experts), tuple(edges), order // choices, gates.ravel()[order][:, None], places)
+
+
+def _of_one_token(experts: list[int], gates: NDArray[np.float32]) -> Exchange:
+    """As ``exchange``, for a token decoded alone: that comes once a layer, and NumPy's sorting costs more than its
+    sums."""
+    order = sorted(range(len(experts)), key=experts.__getitem__)
+    return Exchange(
+        tuple([experts[choice] for choice in order]),
+        tuple(range(len(order) + 1)),
+        np.zeros(len(order), np.intp),
+        gates[order][:, None],
+        np.arange(len(order), dtype=np.intp)[None],
+    )

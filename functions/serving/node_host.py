@@ -22,7 +22,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
@@ -30,7 +30,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from functions.device.contract import CHECK_S, Device, DeviceLostError, Program
 from functions.serving.speed import Speed
 from functions.wire import layout as wire
-from functions.wire.messages import ALL_LOGITS, KV_FULL, KV_MISSING, Reply, Request, error_reply
+from functions.wire.messages import ALL_LOGITS, KV_FULL, KV_MISSING, LIKELIEST, Reply, Request, error_reply
 from moe.errors import CacheFullError, CacheMissError, ProgramInputError
 
 log = logging.getLogger(__name__)
@@ -42,14 +42,22 @@ INLINE_S = 0.05
 """Longest computation on the event loop."""
 
 
+class _Kind(NamedTuple):
+    """Calls of one kind are computed together."""
+
+    all_logits: bool
+    sequences: bool
+    """Whether it names any."""
+    likeliest: bool
+
+
 @dataclass(slots=True)
 class _Call:
     request: Request
     answer: Callable[[Reply], None]
     tensors: dict[str, Any]
     tokens: int
-    kind: tuple[bool, bool]
-    """Whether it wants all logits, and whether it names sequences: calls of one kind are computed together."""
+    kind: _Kind
 
 
 @dataclass(slots=True)
@@ -133,7 +141,8 @@ class NodeHost:
             answer(error_reply(400, "bad_tensors", str(error), platform=False))
             return
         tokens = next((tensors[name].shape[0] for name in ("token_ids", "hidden", "x") if name in tensors), 0)
-        kind = (request.headers.get(ALL_LOGITS) == "1", "sequences" in tensors)
+        headers = request.headers
+        kind = _Kind(headers.get(ALL_LOGITS) == "1", "sequences" in tensors, headers.get(LIKELIEST) == "1")
         node.waiting.append(_Call(request, answer, tensors, tokens, kind))
         self._schedule()
 
@@ -300,7 +309,10 @@ def _compute(device: Device, program: Program, batch: Sequence[_Call]) -> _Compu
     begun_s = time.perf_counter()
     lost = ""
     try:
-        parts = device.run(program, [call.tensors for call in batch], batch[0].kind[0])
+        kind = batch[0].kind
+        parts = device.run(program, [call.tensors for call in batch], kind.all_logits)
+        if kind.likeliest:
+            parts = [{"likeliest": part["logits"].argmax(-1)} if "logits" in part else part for part in parts]
         replies = [Reply(200, device.encode(part), wire.CONTENT_TYPE) for part in parts]
     except DeviceLostError as error:
         lost = str(error)

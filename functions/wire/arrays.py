@@ -21,11 +21,14 @@ _DTYPES: tuple[np.dtype[Any], ...] = tuple(np.dtype(name) for name in ("<f4", "<
 _CODES: Mapping[np.dtype[Any], int] = {dtype: code for code, dtype in enumerate(_DTYPES)}
 
 
-def encode(arrays: Mapping[str, Array]) -> list[Chunk]:
+def encode(arrays: Mapping[str, Array | Part]) -> list[Chunk]:
     """As ``wire.encode``: chunks of a message; payloads are views. Raises WireError."""
-    return assemble(
-        Part(name, _CODES.get(array.dtype, -1), array.shape, _bytes_of(array)) for name, array in arrays.items()
-    )
+    return assemble([array if isinstance(array, Part) else part(name, array) for name, array in arrays.items()])
+
+
+def part(name: str, array: Array) -> Part:
+    """One array ``[any shape]`` as :func:`encode` sends it, for what goes into several messages."""
+    return Part(name, _CODES.get(array.dtype, -1), array.shape, _bytes_of(array))
 
 
 def decode(buffer: bytes | bytearray | memoryview) -> Arrays:

@@ -14,6 +14,8 @@ CALL_ID = "x-call-id"
 TIMEOUT_MS = "x-timeout-ms"
 PLATFORM_FAILED = "x-openfaas-internal"
 ALL_LOGITS = "x-smoe-all-logits"
+LIKELIEST = "x-smoe-likeliest"
+"""Where it is 1 a language head answers with each text's likeliest next token in place of its logits."""
 KV_SOURCE = "x-smoe-kv-source"
 """Address of the worker that a text's keys and values are pulled from."""
 
@@ -26,7 +28,7 @@ Body = bytes | bytearray | memoryview
 
 _USUAL_NAMES = (
     *("host", "content-type", "content-length", "connection", "accept", "user-agent", "retry-after"),
-    *(REQUEST_ID, CALL_ID, TIMEOUT_MS, PLATFORM_FAILED, ALL_LOGITS),
+    *(REQUEST_ID, CALL_ID, TIMEOUT_MS, PLATFORM_FAILED, ALL_LOGITS, LIKELIEST),
 )
 _NAME_OF: Mapping[bytes, str] = {name.encode(): name for name in _USUAL_NAMES}
 

@@ -74,7 +74,8 @@ def attend_causally(
     Hk, D]``; ``[B, t, H, D]``. The rest as in ``attend``."""
     count, width = q.shape[1], v.shape[-1]
     first = max(0, start - window + 1) if window is not None else 0  # what lies before, no new token sees
-    k, v = k[:, first:], v[:, first:]
+    if first:
+        k, v = k[:, first:], v[:, first:]
     narrow = window is not None and window < start + count
     mask = None
     if count > 1 and (start or narrow or sinks is not None):
@@ -87,7 +88,8 @@ def attend_causally(
         scale = scale or q.shape[-1] ** -0.5
         q, k, v = _with_sinks(q, k, v, sinks / scale)
         mask = F.pad(mask, (1, 0), value=True) if mask is not None else None
-    return _product(q, k, v, mask, mask is None and count > 1, scale)[..., :width]
+    y = _product(q, k, v, mask, mask is None and count > 1, scale)
+    return y if y.shape[-1] == width else y[..., :width]
 
 
 def _with_sinks(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
