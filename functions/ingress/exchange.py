@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,8 +40,8 @@ class Exchange:
         """``residual [T, d]`` plus each token's outputs times their gates, in expert order, summed in float32."""
         if len(residual) == 1 and len(self.experts) == len(self.tokens):
             alone = as_float32(residual)
-            for output, gate in zip(outputs, self.gates, strict=True):
-                alone = alone + as_float32(output) * gate
+            for output, gate in zip(outputs, self.gates[:, 0].tolist(), strict=True):
+                alone = alone + as_float32(output) * gate  # a float that float32 holds: the product is float32's
             return from_float32(alone, residual.dtype)
         rows = np.empty((len(self.tokens), residual.shape[1]), np.float32)
         for low, high, output in zip(self.edges, self.edges[1:], outputs, strict=False):
@@ -75,10 +76,11 @@ def _of_one_token(experts: list[int], gates: NDArray[np.float32]) -> Exchange:
     """As ``exchange``, for a token decoded alone: that comes once a layer, and NumPy's sorting costs more than its
     sums."""
     order = sorted(range(len(experts)), key=experts.__getitem__)
-    return Exchange(
-        tuple([experts[choice] for choice in order]),
-        tuple(range(len(order) + 1)),
-        np.zeros(len(order), np.intp),
-        gates[order][:, None],
-        np.arange(len(order), dtype=np.intp)[None],
-    )
+    edges, tokens, places = _rows_of_one_token(len(order))
+    return Exchange(tuple([experts[choice] for choice in order]), edges, tokens, gates[order, None], places)
+
+
+@lru_cache(maxsize=256)
+def _rows_of_one_token(choices: int) -> tuple[tuple[int, ...], NDArray[np.intp], NDArray[np.intp]]:
+    """Edges, tokens and places: a row for each choice."""
+    return tuple(range(choices + 1)), np.zeros(choices, np.intp), np.arange(choices, dtype=np.intp)[None]

@@ -59,4 +59,6 @@ def from_float32(array: NDArray[np.float32], dtype: np.dtype[Any]) -> Array:
 def _bytes_of(array: Array) -> memoryview:
     if not array.size:
         return memoryview(b"")
-    return np.ascontiguousarray(array).data.cast("B")
+    if not array.flags.c_contiguous:
+        array = np.ascontiguousarray(array)
+    return array.data.cast("B")

@@ -98,5 +98,7 @@ def _tensor(view: memoryview, entry: Entry) -> Tensor:
 def _bytes_of(tensor: Tensor) -> memoryview:
     if tensor.dtype == torch.bfloat16:
         tensor = tensor.contiguous().view(torch.int16)
-    array = np.ascontiguousarray(tensor.detach().numpy())
+    array = tensor.numpy()
+    if not array.flags.c_contiguous:
+        array = np.ascontiguousarray(array)
     return array.data.cast("B") if array.size else memoryview(b"")

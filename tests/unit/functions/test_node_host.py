@@ -152,6 +152,19 @@ async def test_all_logits_are_not_mixed_with_last_logits(pipeline_of: Callable[[
     assert shapes == [(2, 300), (5, 300), (2, 300)]
 
 
+async def test_likeliest_tokens_come_in_place_of_logits_where_they_are_enough(
+    pipeline_of: Callable[[str], Path],
+) -> None:
+    program = programs(pipeline_of("gpt2"), "segment-3")["segment-3"]
+    asker = Asker(NodeHost({"segment-3": program}, asyncio.get_running_loop(), HostDevice()))
+    tensors = {"hidden": torch.randn(5, 32), "lengths": torch.tensor([2, 3])}
+    for headers in ({}, {"x-smoe-likeliest": "1"}):
+        asker.ask(tensors, headers=headers)
+    logits, likeliest = [tensors_of(reply) for reply in await asker.all()]
+    assert likeliest.keys() == {"likeliest"}
+    assert likeliest["likeliest"].tolist() == logits["logits"].argmax(-1).tolist()
+
+
 async def test_health_is_answered_while_a_slow_node_computes(
     bert: Path, start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
