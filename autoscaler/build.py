@@ -8,7 +8,6 @@ from dataclasses import asdict, replace
 from autoscaler.capacity import load_capacity
 from autoscaler.contract import MetricsSource, Platform, Topology
 from autoscaler.decision.limits import LimitSettings
-from autoscaler.errors import SettingsError
 from autoscaler.logger import FunctionLogger
 from autoscaler.loop import Controller
 from autoscaler.monitor.prometheus import PrometheusSource
@@ -39,8 +38,6 @@ def build_controller(settings: ControllerSettings, platform: Platform | None = N
     prices = load_prices(settings.prices or DEFAULT_SHEET)
     limits = _limits(settings, topology.dtype)
     making = Making(settings, topology, limits, prices)
-    if settings.platform == "kubernetes" and making.burst() is not None:
-        raise SettingsError("burst: the platform kubernetes brings about replicas only, and no standbys")
     policy = make_policy(making)
     watch = _watch(settings)
     if watch is not None:

@@ -10,6 +10,7 @@ from typing import Any
 from gateway.contract import DEFAULT_NAMESPACE, FunctionSpec, FunctionState, InvalidSpecError, Usage
 from platform_words.bursts import parse_burst
 from platform_words.labels import BURST, FUNCTION_LABEL, SCALE_MAX, SCALE_MIN, SCALE_ZERO
+from platform_words.resources import GPU_RESOURCES
 
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 MAX_REPLICAS = 5000
@@ -106,9 +107,15 @@ def burst_of(spec: FunctionSpec) -> tuple[int, bool]:
         return 0, False
     try:
         standbys, numbers = parse_burst(spec.annotations[BURST])
-        return standbys, "sleep_s" in numbers
     except ValueError as error:
         raise InvalidSpecError(f"annotation {BURST}: {error}") from None
+    sleeps = "sleep_s" in numbers
+    if (standbys or sleeps) and any(resource in GPU_RESOURCES for resource in spec.limits):
+        raise InvalidSpecError(
+            f"annotation {BURST}: a function with a GPU share has no standbys, since a process keeps the share that it "
+            "was started with"
+        )
+    return standbys, sleeps
 
 
 def max_inflight(spec: FunctionSpec) -> int:

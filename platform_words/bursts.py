@@ -38,6 +38,16 @@ def burst_text(standbys: int, numbers: Mapping[str, float]) -> str:
     return ",".join([f"standbys={standbys}", *(f"{name}={numbers[name]!r}" for name in _NUMBERS if name in numbers)])
 
 
+def pods_in_all(ordered: int, standbys: int) -> int:
+    """Pods of a Deployment: ordered replicas and standbys; a function that was scaled to zero has none of either."""
+    return ordered + standbys if ordered else 0
+
+
+def ordered_among(pods: int, standbys: int) -> int:
+    """Ordered replicas of a Deployment of so many ``pods``, by whoever these were set."""
+    return min(pods, max(1, pods - standbys))
+
+
 def _allowed(name: str, value: str) -> bool:
     try:
         number = float(value)

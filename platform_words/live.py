@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import orjson
 
-from platform_words.resources import RESIZED, same_quantity
+from platform_words.resources import RESIZED, parse_quantity, same_quantity
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,14 @@ class Live:
     def full_requests(self) -> dict[str, str]:
         """Requests as the API server fills them in: a limit without a request is requested whole."""
         return {**{name: amount for name, amount in self.limits.items() if name in RESIZED}, **self.requests}
+
+    def waiting(self, cpu: str) -> Live:
+        """The same with a CPU request of ``cpu`` at most, as a standby has it; unchanged where that would be another
+        class of service, which no live pod changes."""
+        asked = self.full_requests().get("cpu")
+        if asked is None or self.guaranteed or parse_quantity(asked) <= parse_quantity(cpu):
+            return self
+        return replace(self, requests={**self.requests, "cpu": cpu})
 
     @property
     def guaranteed(self) -> bool:

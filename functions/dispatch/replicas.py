@@ -35,6 +35,8 @@ class FunctionReplicas:
     """How many of them always run, where the function has standbys."""
     burst: str = ""
     """Its standbys and their rule (:mod:`platform_words.bursts`); empty without any."""
+    standbys: tuple[ReplicaAddress, ...] = ()
+    """Those that wait, in the order in which they are activated."""
 
 
 @dataclass(slots=True)

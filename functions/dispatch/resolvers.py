@@ -113,20 +113,23 @@ class FeedResolver:
 
 
 def table_of(snapshot: Mapping[str, Any], namespace: str) -> dict[str, FunctionReplicas]:
-    """Ready replicas of a namespace's functions, from a snapshot of the feed or a part of one. Raises ValueError,
+    """Replicas of a namespace's functions, from a snapshot of the feed or a part of one. Raises ValueError,
     KeyError, TypeError where it is neither."""
     table, suffix = {}, "." + namespace
     for key, function in snapshot["functions"].items():
         caller_key = str(function.get("key", ""))
-        ready = tuple(
-            ReplicaAddress(
-                str(replica["id"]), str(replica["address"]), node=str(replica.get("node", "")), key=caller_key
+        ready, standbys = (
+            tuple(
+                ReplicaAddress(
+                    str(replica["id"]), str(replica["address"]), node=str(replica.get("node", "")), key=caller_key
+                )
+                for replica in function["replicas"]
+                if replica["state"] == state
             )
-            for replica in function["replicas"]
-            if replica["state"] == "ready"
+            for state in ("ready", "standby")
         )
         rule = int(function.get("desired", 0)), str(function.get("burst", ""))
-        replicas = FunctionReplicas(int(function["max_inflight"]), ready, *rule)
+        replicas = FunctionReplicas(int(function["max_inflight"]), ready, *rule, standbys)
         if key.endswith(suffix):  # others are of other namespaces
             table[key.removesuffix(suffix)] = replicas
     return table

@@ -14,6 +14,7 @@ import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -120,6 +121,8 @@ class BurstActivation:
         self._loop = loop
         self._levels = Levels({})
         self._counts: dict[str, int] = {}
+        self._reported: Mapping[str, int] = {}
+        """The levels that a gateway has taken."""
         self._begun_s: float | None = None
         """When the first request came that found too little and is not reported yet."""
         self._changed = asyncio.Event()
@@ -147,6 +150,11 @@ class BurstActivation:
             if self._under_way:  # a rule that lets replicas sleep finds them awake
                 self._levels.arrived(self._loop.time(), 0, {})
             self._refresh(self._loop.time())
+
+    def opened(self, table: Mapping[str, FunctionReplicas]) -> dict[str, FunctionReplicas]:
+        """``table`` with as many replicas taking calls as a gateway has activated for this ingress: of several gateways
+        the one whose feed is followed need not be the one that was asked."""
+        return {name: _opened(replicas, self._reported.get(name, 0)) for name, replicas in table.items()}
 
     @contextmanager
     def serving(self, tokens: int) -> Iterator[None]:
@@ -195,6 +203,7 @@ class BurstActivation:
                 await asyncio.sleep(RETRY_S)
                 continue
             failed = False
+            self._reported = levels
             self._dispatcher.merge(ready)
             self._dispatcher.opening = None
             if opening is not None:
@@ -224,3 +233,19 @@ class BurstActivation:
     def _look_again(self) -> None:
         self._timer = None
         self._refresh(self._loop.time())
+
+
+def _opened(function: FunctionReplicas, level: int) -> FunctionReplicas:
+    """The first standbys take calls, too, until there are ``level`` next to those that always run."""
+    if not level or not function.standbys:
+        return function
+    try:
+        running = burst_from(function.burst).running(function.desired)
+    except ValueError:
+        return function
+    more = max(0, running + level - len(function.replicas))
+    return replace(
+        function,
+        replicas=(*function.replicas, *function.standbys[:more]),
+        standbys=function.standbys[more:],
+    )

@@ -240,7 +240,7 @@ class Ingress:
             return await self._passes.run(ids, answers, context)
 
     def _update(self, table: Mapping[str, FunctionReplicas]) -> None:
-        self.dispatcher.update(table)
+        self.dispatcher.update(table if self._bursts is None else self._bursts.opened(table))
         if self._generator is not None:
             self._generator.changed()
         if self._bursts is not None:

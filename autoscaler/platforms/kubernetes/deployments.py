@@ -6,14 +6,25 @@ deployment, by the controller at a change); without it, the template counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from autoscaler.contract import Configuration
+from autoscaler.contract import Burst, Configuration
 from autoscaler.platforms.kubernetes.client import Object
-from autoscaler.platforms.quantities import configuration_from, float_quantity
-from platform_words.labels import LIVE, MOVED, POD_SETTINGS, SCALE_MIN, SCALE_TYPE, SCALE_TYPE_BEFORE, SET_ASIDE, SPEC
+from autoscaler.platforms.quantities import annotations_with, burst_from, configuration_from, float_quantity
+from platform_words.bursts import ordered_among, pods_in_all
+from platform_words.labels import (
+    BURST,
+    LIVE,
+    MOVED,
+    POD_SETTINGS,
+    SCALE_MIN,
+    SCALE_TYPE,
+    SCALE_TYPE_BEFORE,
+    SET_ASIDE,
+    SPEC,
+)
 from platform_words.live import Live
 from platform_words.resources import GPU, GPU_TENTHS, MPS_MEMORY, MPS_PERCENTAGE, RESIZED, same_quantity
 
@@ -56,12 +67,32 @@ def live_of(deployment: Object) -> Live | None:
         return None
 
 
+def pods_of(deployment: Object) -> int:
+    """Pods that the Deployment has, standbys among them."""
+    return int(deployment["spec"].get("replicas", 1))
+
+
+def standbys_of(deployment: Object) -> Burst | None:
+    """Standbys that this project's gateway manages, and their rule; None without any."""
+    annotations = deployment["metadata"].get("annotations") or {}
+    return burst_from(annotations) if SPEC in annotations else None
+
+
+def ordered(deployment: Object) -> int:
+    """Replicas that were ordered: pods without standbys."""
+    burst = standbys_of(deployment)
+    return ordered_among(pods_of(deployment), 0 if burst is None else burst.standbys)
+
+
 def configuration_of(deployment: Object) -> Configuration | None:
     """The configuration, or None without a memory limit, or without a CPU or GPU limit."""
     live = live_of(deployment)
-    if live is None:
-        return None
-    return configuration_from(live.limits, int(deployment["spec"].get("replicas", 1)), live.max_inflight)
+    return None if live is None else _configuration(deployment, live.limits, live)
+
+
+def _configuration(deployment: Object, limits: Mapping[str, str], live: Live) -> Configuration | None:
+    configuration = configuration_from(limits, ordered(deployment), live.max_inflight)
+    return configuration and replace(configuration, burst=standbys_of(deployment))
 
 
 def in_force(deployment: Object, pods: Iterable[Object]) -> Configuration | None:
@@ -71,8 +102,7 @@ def in_force(deployment: Object, pods: Iterable[Object]) -> Configuration | None
     if live is None or not differing:
         return None
     limits = {key: max((one.get(key, "0") for one in differing), key=float_quantity) for key in live.limits}
-    replicas = int(deployment["spec"].get("replicas", 1))
-    return configuration_from(limits, replicas, live.max_inflight)
+    return _configuration(deployment, limits, live)
 
 
 def wanted(present: Live, target: Configuration) -> Live:
@@ -115,12 +145,18 @@ def only_resizes(before: Live, after: Live) -> bool:
     )
 
 
-def resize_patch(pod: Object, name: str, live: Live) -> Object | None:
-    """Strategic merge patch for ``pods/resize``; None where nothing differs or the pod is of another template."""
+def resize_patch(pod: Object, name: str, live: Live, *, standbys: bool = False) -> Object | None:
+    """Strategic merge patch for ``pods/resize``; None where nothing differs or the pod is of another template.
+
+    With ``standbys`` a smaller CPU request is no difference: the gateway gives and takes it.
+    """
     container = container_of(pod, name)
     if container is None:
         return None
     present = container.get("resources") or {}
+    asked = (present.get("requests") or {}).get("cpu")
+    if standbys and asked is not None:
+        live = live.waiting(str(asked))
     changes: dict[str, dict[str, str]] = {}
     for kind, amounts in (("limits", live.limits), ("requests", live.full_requests())):
         have = {k: v for k, v in (present.get(kind) or {}).items() if k in RESIZED}
@@ -143,6 +179,13 @@ def settings_patch(pod: Object, live: Live) -> Object | None:
 def live_patch(live: Live) -> Object:
     """The Deployment's note of what its replicas should have; restarts nothing."""
     return {"metadata": {"annotations": {LIVE: live.text()}}}
+
+
+def standbys_patch(target: Configuration) -> Object:
+    """Merge patch to the standbys of ``target`` and the pods that the Deployment has then, both in one form of it."""
+    rule = annotations_with({}, target.burst).get(BURST)
+    pods = pods_in_all(target.replicas, 0 if target.burst is None else target.burst.standbys)
+    return {"metadata": {"annotations": {BURST: rule}}, "spec": {"replicas": pods}}
 
 
 def template_patch(deployment: Object, live: Live, gpu: GpuSettings, *, move: bool = False) -> Object:

@@ -110,10 +110,11 @@ class KubernetesPlatform:
 
     def apply(self, function: str, present: Configuration, target: Configuration) -> None:
         """Raises FunctionGoneError, UnreachableError, and PlatformError for what the API server refuses."""
-        refuse_standbys(function, target, "pods that wait are not yet managed on Kubernetes")
         if not self._read:
             self._read_all()
         deployment = self._known.deployment(function)
+        if deployment is not None and not of_this_gateway(deployment):
+            refuse_standbys(function, target, "this project's gateway manages them, and OpenFaaS deployed the function")
         before = None if deployment is None else d.live_of(deployment)
         if deployment is None or before is None:
             raise FunctionGoneError(f"there is no function {function} of pipeline {self._pipeline} in this namespace")
@@ -121,7 +122,7 @@ class KubernetesPlatform:
         runs = self.holds.check(function, configured, target)
         refused: RefusedError | None = None
         try:
-            if configured != replace(target, replicas=int(deployment["spec"].get("replicas", 1))):
+            if configured != replace(target, replicas=d.ordered(deployment), burst=d.standbys_of(deployment)):
                 after = d.wanted(before, target)
                 self._change(function, before, after)
                 self._ordered[function] = Order(before, after, configured, target)
@@ -130,10 +131,10 @@ class KubernetesPlatform:
             if error.over_quota or error.no_right:
                 self._hold_limits(function, error, configured, target)
         try:
-            self._scale_where_allowed(function, target.replicas, refused)
+            self._scale_where_allowed(function, target, refused)
         except RefusedError as error:
             refused = refused or error
-            now = int(deployment["spec"].get("replicas", 1))
+            now = d.ordered(deployment)
             if error.no_right and target.replicas > now:
                 self.holds.replicas(function, "forbidden", now, error.answer)
         if refused is not None:
@@ -275,11 +276,18 @@ class KubernetesPlatform:
         patch = d.template_patch(self._deployment(function), live, self._gpu, move=move)
         self._patch(function, patch)
 
-    def _scale_where_allowed(self, function: str, replicas: int, refused: RefusedError | None) -> None:
-        """Another number of replicas; where another part of the order was ``refused``, more of them only."""
-        now = int(self._deployment(function)["spec"].get("replicas", 1))
-        if replicas > now or (replicas < now and refused is None):
-            self._scale(function, replicas)
+    def _scale_where_allowed(self, function: str, target: Configuration, refused: RefusedError | None) -> None:
+        """Another number of replicas and standbys; where another part of the order was ``refused``, more of them
+        only."""
+        deployment = self._deployment(function)
+        patch = d.standbys_patch(target)
+        now, pods = d.pods_of(deployment), int(patch["spec"]["replicas"])
+        if refused is not None and pods <= now:
+            return
+        if target.burst != d.standbys_of(deployment):
+            self._patch(function, patch, MERGE)
+        elif pods != now:
+            self._scale(function, pods)
 
     def _scale(self, function: str, replicas: int) -> None:
         version = self._client.scale(function, replicas)
@@ -341,9 +349,7 @@ class KubernetesPlatform:
         """What only other nodes can help with: a resize to these limits, and not to others before them."""
         if not obstacles:
             return None
-        differing = {
-            pod["metadata"]["name"] for pod in self._known.pods(function) if d.resize_patch(pod, function, live)
-        }
+        differing = {pod["metadata"]["name"] for pod, _ in self._resizes_to(function, live)}
         present = (one for one in obstacles if one.pod not in differing)
         return next((one for one in present if wants_new_placement(one, self._clock())), None)
 
@@ -378,8 +384,7 @@ class KubernetesPlatform:
 
     def _limits_in_line(self, function: str, deployment: Object, live: Live) -> bool:
         """Whether all replicas have their limits, or get them by a roll-out that is under way."""
-        differing = any(d.resize_patch(pod, function, live) for pod in self._known.pods(function) if not leaving(pod))
-        if not differing:
+        if not any(self._resizes_to(function, live)):
             return True
         if self._resizes and self._not_live.get(function) != self._known.versions(function):
             configured = d.configuration_of(deployment)
@@ -400,15 +405,21 @@ class KubernetesPlatform:
             self._roll_out(function, live)
         return True
 
+    def _resizes_to(self, function: str, live: Live) -> Iterator[tuple[Object, Object]]:
+        """Pods that stay and differ from ``live``, each with the patch that brings it there."""
+        standbys = d.standbys_of(self._deployment(function)) is not None
+        for pod in self._known.pods(function):
+            patch = None if leaving(pod) else d.resize_patch(pod, function, live, standbys=standbys)
+            if patch is not None:
+                yield pod, patch
+
     def _bring_in_line(self, function: str, live: Live) -> None:
         self._settings_in_line(function, live)
-        for pod in self._known.pods(function):
-            patch = None if leaving(pod) else d.resize_patch(pod, function, live)
-            if patch is not None:
-                try:
-                    self._pod_took_over(self._client.resize(pod["metadata"]["name"], patch))
-                except FunctionGoneError:
-                    continue  # the pod went meanwhile; the next one is brought in line when it is seen
+        for pod, patch in self._resizes_to(function, live):
+            try:
+                self._pod_took_over(self._client.resize(pod["metadata"]["name"], patch))
+            except FunctionGoneError:
+                continue  # the pod went meanwhile; the next one is brought in line when it is seen
 
     def _settings_in_line(self, function: str, live: Live) -> None:
         for pod in self._known.pods(function):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from autoscaler.contract import Bound, Configuration
 from autoscaler.platforms.kubernetes.client import Object
 from autoscaler.platforms.kubernetes.conditions import Condition, ConditionKind, leaving
-from autoscaler.platforms.kubernetes.deployments import has_limits, least_replicas
+from autoscaler.platforms.kubernetes.deployments import has_limits, least_replicas, ordered, pods_of
 from platform_words.live import Live
 from platform_words.resources import GPU
 
@@ -43,8 +43,9 @@ class Order(NamedTuple):
 def short_of(deployment: Object, pods: Sequence[Object], obstacles: Sequence[Condition], ripe_s: float) -> Short | None:
     """Whether fewer replicas run than were asked for: at once for want of quota; for want of nodes, or where new pods
     are refused for another reason, once that lasts since ``ripe_s`` (Unix time) or longer. A roll-out's additional
-    replicas are none that were asked for, and the fewest that the function's label asks for are never too many."""
-    status, wanted = deployment.get("status", {}), int(deployment["spec"].get("replicas", 1))
+    replicas and standbys are none that were asked for, and the fewest that the function's label asks for are never too
+    many."""
+    status, wanted = deployment.get("status", {}), ordered(deployment)
     least = least_replicas(deployment)
     waiting = {one.pod: one for one in obstacles if one.kind == "unschedulable"}
     for one in waiting.values():
@@ -83,7 +84,7 @@ def complete(deployment: Object, pods: Sequence[Object], live: Live) -> bool:
     """Whether all replicas are on nodes and have their limits: what was ordered came about."""
     name, staying = deployment["metadata"]["name"], [pod for pod in pods if not leaving(pod)]
     placed = sum("nodeName" in pod["spec"] for pod in staying)
-    return placed >= int(deployment["spec"].get("replicas", 1)) and all(has_limits(pod, name, live) for pod in staying)
+    return placed >= pods_of(deployment) and all(has_limits(pod, name, live) for pod in staying)
 
 
 def in_the_way(deployment: Object, obstacles: Sequence[Condition]) -> Bound | None:
@@ -96,7 +97,7 @@ def in_the_way(deployment: Object, obstacles: Sequence[Condition]) -> Bound | No
     bound = Bound(", ".join((*resizing, *waiting)))
     if resizing:
         bound = bound._replace(memory_mb=0.0, cpu_cores=0.0, gpu_share=0.0)
-    return bound._replace(replicas=int(deployment["spec"].get("replicas", 1))) if waiting else bound
+    return bound._replace(replicas=ordered(deployment)) if waiting else bound
 
 
 def refused_limits(kind: ConditionKind, present: Configuration | None, refused: Configuration, said: str) -> Bound:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from gateway import __version__
+from gateway.activations import Activations
 from gateway.backends.kubernetes.api import Api, ApiError, UnreachableError
 from gateway.backends.kubernetes.connection import Connection, connect
 from gateway.backends.kubernetes.namespaces import Namespaces
@@ -29,15 +30,13 @@ from gateway.contract import (
     NotFoundError,
     Usage,
 )
-from gateway.specs import burst_of, check_namespace
-from platform_words.labels import BURST
+from gateway.specs import check_namespace
 
 log = logging.getLogger(__name__)
 
 OLDEST = (1, 30)
 """Pods that sleep before they get SIGTERM."""
 RESIZES = (1, 33)
-NO_STANDBYS = f"functions on Kubernetes have no standbys (annotation {BURST}): pods that wait are not managed yet"
 
 
 class KubernetesBackend(Changes):
@@ -57,6 +56,8 @@ class KubernetesBackend(Changes):
         """Namespace that is for functions → why it could not be read."""
         self._start_seconds: builtins.list[float] = []
         """Start times not yet taken, in namespaces that are no longer served."""
+        self._activations = Activations()
+        self._lease_end: asyncio.TimerHandle | None = None
         self._namespaces = Namespaces(self.api, settings) if settings.all_namespaces else None
 
     async def start(self) -> None:
@@ -77,6 +78,8 @@ class KubernetesBackend(Changes):
 
     async def close(self) -> None:
         """Stop following. Functions run on: the cluster holds them, and another gateway may serve them."""
+        if self._lease_end is not None:
+            self._lease_end.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -97,7 +100,7 @@ class KubernetesBackend(Changes):
             notes.append("gpu_memory_mb is not set: a GPU's tenths share its memory without a limit.")
         notes += [_unread(name, why) for name, why in sorted(self._unread.items())]
         notes += [note for space in self.spaces.values() for note in space.notes()]
-        return BackendInfo("smoe-kubernetes", "kubernetes", __version__, tuple(notes))
+        return BackendInfo("smoe-kubernetes", "kubernetes", __version__, tuple(notes), standbys=True)
 
     def namespaces(self) -> builtins.list[Namespace]:
         if self._namespaces is None:
@@ -117,11 +120,9 @@ class KubernetesBackend(Changes):
         raise InvalidSpecError(f"{why_not}; there is {there}")
 
     async def create(self, spec: FunctionSpec, replicas: int) -> None:
-        _refuse_standbys(spec)
         await self._space(spec.namespace).create(spec, replicas)
 
     async def update(self, spec: FunctionSpec) -> None:
-        _refuse_standbys(spec)
         await self._space(spec.namespace).update(spec)
 
     async def delete(self, name: str, namespace: str) -> None:
@@ -131,7 +132,19 @@ class KubernetesBackend(Changes):
         await self._space(namespace).scale(name, replicas)
 
     async def activate(self, activation: Activation) -> None:
-        raise InvalidSpecError(NO_STANDBYS)
+        self._activations.put(activation, asyncio.get_running_loop().time())
+        self._apply_activations()
+
+    def _apply_activations(self) -> None:
+        """Bring about what is asked for now, and look again when the first lease ends."""
+        loop = asyncio.get_running_loop()
+        levels = self._activations.levels(loop.time())
+        for namespace, space in self.spaces.items():
+            space.activate({name: count for (name, of), count in levels.items() if of == namespace})
+        if self._lease_end is not None:
+            self._lease_end.cancel()
+        end_s = self._activations.next_end_s()
+        self._lease_end = None if end_s is None else loop.call_at(end_s, self._apply_activations)
 
     def get(self, name: str, namespace: str) -> FunctionState:
         return self._space(namespace).get(name)
@@ -222,8 +235,3 @@ def _unread(name: str, why: str) -> str:
 def _number(text: object) -> int:
     digits = "".join(character for character in str(text) if character.isdigit())
     return int(digits) if digits else 0
-
-
-def _refuse_standbys(spec: FunctionSpec) -> None:
-    if any(burst_of(spec)):
-        raise InvalidSpecError(NO_STANDBYS)

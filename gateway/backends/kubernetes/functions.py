@@ -14,6 +14,7 @@ from gateway.backends.kubernetes.api import STRATEGIC, Api, ApiError, Object
 from gateway.backends.kubernetes.informer import Informer
 from gateway.backends.kubernetes.ownership import adoption
 from gateway.backends.kubernetes.settings import KubernetesSettings
+from gateway.backends.kubernetes.standbys import ordered_of, pods_for
 from gateway.contract import ConflictError, FunctionSpec, InvalidSpecError, NotFoundError
 
 
@@ -36,7 +37,7 @@ class Functions:
     async def create(self, spec: FunctionSpec, replicas: int, pull_secrets: frozenset[str]) -> None:
         """Raises ConflictError where it exists and InvalidSpecError for what the API server refuses."""
         document = objects.deployment(spec, self._settings, pull_secrets)
-        document["spec"]["replicas"] = replicas
+        document["spec"]["replicas"] = pods_for(replicas, spec)
         try:
             made = await self._api.create(self._deployments, document)
         except ApiError as error:
@@ -81,6 +82,9 @@ class Functions:
                 if objects.spec_of(present, self._namespace) != expected:
                     return False
                 patch = _metadata_patch(present, spec, expected)
+                pods = pods_for(ordered_of(present, expected), spec)
+                if pods != present["spec"].get("replicas", 1):  # of one form with the rule: standbys come and go
+                    patch = {**(patch or {"metadata": {}}), "spec": {"replicas": pods}}
                 if patch is not None:
                     patch["metadata"]["resourceVersion"] = present["metadata"]["resourceVersion"]
                     present = await self._api.merge(path, patch, again=False)

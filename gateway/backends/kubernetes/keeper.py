@@ -5,7 +5,7 @@ annotation. Level-triggered: it looks at every pod, changes those that differ, a
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from gateway.backends.kubernetes.api import STRATEGIC, Api, ApiError, Object
 from gateway.backends.kubernetes.live import annotate, beyond_resizing, condition, leaving, resize
@@ -28,10 +28,19 @@ class Keeper:
         self._pending: dict[str, str] = {}
         """Pod → why the kubelet has not done it yet."""
 
-    async def keep(self, name: str, live: Live, pods: Iterable[Object], *, renewed: bool = False) -> bool:
+    async def keep(
+        self,
+        name: str,
+        live: Live,
+        pods: Iterable[Object],
+        *,
+        renewed: bool = False,
+        waiting: tuple[Collection[str], Live] | None = None,
+    ) -> bool:
         """Bring the pods of function ``name`` in line; False where one of them was refused its resources.
 
         ``renewed``: new pods start with enough memory, so one that is ended for want of it again and again is deleted.
+        ``waiting``: pods, and what they have in place of ``live``; None: all standbys keep the CPU request they have.
 
         Raises ApiError and UnreachableError for anything else.
         """
@@ -47,12 +56,13 @@ class Keeper:
             settings = annotate(pod, live)
             if settings is not None:
                 await self._patch(pod_name, "", settings)
-            body = resize(pod, name, live)
+            wanted = waiting[1] if waiting is not None and pod_name in waiting[0] else live
+            body = resize(pod, name, wanted, may_wait=waiting is None)
             if body is None:
                 self._refused.pop(pod_name, None)
                 self._note(pod_name, pod)
                 continue
-            taken = await self._resize(pod_name, body, live) and taken
+            taken = await self._resize(pod_name, body, wanted) and taken
         return taken
 
     def notes(self) -> list[str]:

@@ -9,7 +9,7 @@ from gateway.contract import FunctionSpec
 from gateway.specs import max_inflight
 from platform_words.labels import POD_SETTINGS, READS_LIVE_SETTINGS
 from platform_words.live import Live
-from platform_words.resources import RESIZED, same_quantity
+from platform_words.resources import RESIZED, parse_quantity, same_quantity
 
 LIVE_FOLDER = "/etc/smoe/live"
 LIVE_FILE = "settings.json"
@@ -25,15 +25,17 @@ def takes_live_settings(spec: FunctionSpec) -> bool:
     return spec.annotations.get(READS_LIVE_SETTINGS) == "true"
 
 
-def resize(pod: Object, name: str, live: Live) -> Object | None:
+def resize(pod: Object, name: str, live: Live, *, may_wait: bool = False) -> Object | None:
     """The body for ``pods/resize`` that gives the container ``name`` its CPU and memory; None where nothing differs.
+    With ``may_wait`` a smaller CPU request, as standbys have it, is no difference.
 
     A pod of another template (with a GPU, or without limits) is left alone: a roll-out replaces it.
     """
-    container = next((entry for entry in pod["spec"]["containers"] if entry["name"] == name), None)
-    if container is None:
+    present = _resources(pod, name)
+    if present is None:
         return None
-    present = container.get("resources") or {}
+    if may_wait and has_raised_request(pod, name, live) is False:
+        live = live.waiting(present["requests"]["cpu"])
     wanted: dict[str, dict[str, str]] = {
         "limits": dict(live.limits),
         "requests": live.full_requests(),
@@ -50,6 +52,17 @@ def resize(pod: Object, name: str, live: Live) -> Object | None:
     if not changes:
         return None
     return {"spec": {"containers": [{"name": name, "resources": changes}]}}
+
+
+def has_raised_request(pod: Object, name: str, low: Live) -> bool | None:
+    """Whether the container ``name`` requests more CPU than ``low``; None where one of them requests none."""
+    asked, least = ((_resources(pod, name) or {}).get("requests") or {}).get("cpu"), low.full_requests().get("cpu")
+    return None if asked is None or least is None else parse_quantity(str(asked)) > parse_quantity(least)
+
+
+def _resources(pod: Object, name: str) -> Object | None:
+    """Those of the container ``name``; None without one."""
+    return next((entry.get("resources") or {} for entry in pod["spec"]["containers"] if entry["name"] == name), None)
 
 
 def beyond_resizing(pod: Object, name: str, live: Live) -> bool:

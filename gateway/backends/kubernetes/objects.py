@@ -26,8 +26,8 @@ from gateway.backends.process.quantities import checked_quantity
 from gateway.contract import DEFAULT_NAMESPACE, FunctionSpec, InvalidSpecError
 from gateway.durations import parse_duration
 from gateway.placement import parse_placement
-from gateway.specs import deployment_of, max_inflight, parse_deployment
-from platform_words.labels import FUNCTION_LABEL, LIVE, MADE_BY, POD_SETTINGS, SPEC
+from gateway.specs import burst_of, deployment_of, max_inflight, parse_deployment
+from platform_words.labels import BURST, FUNCTION_LABEL, LIVE, MADE_BY, POD_SETTINGS, SPEC
 from platform_words.live import Live
 from platform_words.resources import GPU, GPU_TENTHS, MPS_MEMORY, MPS_PERCENTAGE, RESIZED, RESOURCES
 
@@ -85,6 +85,7 @@ def check(spec: FunctionSpec) -> None:
             raise InvalidSpecError(f"envVars.{key} is set by this gateway for each replica; leave it out")
     _node_selector(spec)
     placed(spec)
+    burst_of(spec)
     _probes(spec)
     _grace_s(spec)
 
@@ -171,10 +172,20 @@ def spec_of(document: Object, namespace: str = DEFAULT_NAMESPACE) -> FunctionSpe
         live = Live.parse(annotations[LIVE]) if LIVE in annotations else live_of(spec)
     except (KeyError, ValueError, TypeError, InvalidSpecError):
         return None
+    notes = {key: value for key, value in spec.annotations.items() if key != BURST}
+    if BURST in annotations:  # the controller's, too
+        notes[BURST] = annotations[BURST]
     environment = dict(spec.env_vars)
     if live.max_inflight != max_inflight(spec):
         environment["max_inflight"] = str(live.max_inflight)
-    return replace(spec, namespace=namespace, limits=live.limits, requests=live.requests, env_vars=environment)
+    return replace(
+        spec,
+        namespace=namespace,
+        limits=live.limits,
+        requests=live.requests,
+        env_vars=environment,
+        annotations=notes,
+    )
 
 
 def only_live_differs(before: FunctionSpec, after: FunctionSpec) -> bool:
@@ -201,8 +212,8 @@ def only_live_differs(before: FunctionSpec, after: FunctionSpec) -> bool:
 
 
 def leftovers(document: Object, wanted: Object) -> Object | None:
-    """A strategic merge patch that takes away limits and variables which others (the controller, moving a function to a
-    GPU) put into our container and ``wanted`` does not have; None where there are none. Apply leaves those alone."""
+    """A strategic merge patch that takes away limits, variables and standbys which others (the controller, moving a
+    function to a GPU) put there and ``wanted`` does not have; None where there are none. Apply leaves those alone."""
     name = wanted["metadata"]["name"]
     new = wanted["spec"]["template"]["spec"]["containers"][0]
     old = next(
@@ -225,7 +236,8 @@ def leftovers(document: Object, wanted: Object) -> Object | None:
     ]
     resources = {kind: gone for kind, gone in resources.items() if gone}
     alone = "hostIPC" in document["spec"]["template"]["spec"] and "hostIPC" not in wanted["spec"]["template"]["spec"]
-    if not resources and not env and not alone:
+    rule = BURST in (document["metadata"].get("annotations") or {}) and BURST not in wanted["metadata"]["annotations"]
+    if not resources and not env and not alone and not rule:
         return None
     container: Object = {"name": name}
     if resources:
@@ -235,7 +247,8 @@ def leftovers(document: Object, wanted: Object) -> Object | None:
     pod: Object = {"containers": [container]}
     if alone:
         pod["hostIPC"] = None
-    return {"spec": {"template": {"spec": pod}}}
+    notes: Object = {"metadata": {"annotations": {BURST: None}}} if rule else {}
+    return {**notes, "spec": {"template": {"spec": pod}}}
 
 
 def _labels(spec: FunctionSpec) -> dict[str, str]:

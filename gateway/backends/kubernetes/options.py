@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from gateway.backends.kubernetes.settings import KubernetesSettings
+from platform_words.resources import QuantityError, parse_quantity
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -78,6 +79,13 @@ _OPTIONS = {
         metavar="SECONDS",
         help="kubernetes: when replicas of a node that is not heard of are replaced.",
     ),
+    "standby_cpu": click.option(
+        "--standby-cpu",
+        default="10m",
+        show_default=True,
+        metavar="QUANTITY",
+        help="kubernetes: CPU request of a standby.",
+    ),
     "gpu_host_ipc": click.option(
         "--gpu-host-ipc",
         is_flag=True,
@@ -106,4 +114,10 @@ def take_kubernetes_options(options: dict[str, Any], **more: Any) -> KubernetesS
         raise click.UsageError("--feed-url and --feed-secret go together: the feed takes a token")
     if settings.weights_cache is not None and not settings.weights_cache.startswith("/"):
         raise click.UsageError(f"--weights-cache is {settings.weights_cache!r}; it takes an absolute path of the nodes")
+    try:
+        allowed = parse_quantity(settings.standby_cpu) > 0
+    except QuantityError:
+        allowed = False
+    if not allowed:
+        raise click.UsageError(f"--standby-cpu is {settings.standby_cpu!r}; it takes cores above 0, such as 10m")
     return settings

@@ -37,6 +37,12 @@ class KubernetesSettings:
     """Folder of every node that keeps weights fetched from object stores, mounted where ``smoe_pipeline`` is set."""
     lost_s: int = 30
     """Replicas of a node that Kubernetes takes for lost are replaced after so many seconds; its own default is 300."""
+    standby_cpu: str = "10m"
+    """CPU request of a standby, where its function requests more. Health probes have to be answered with it."""
+    standby_held_s: float = 5.0
+    """A standby that was released keeps its request for as long, to answer the calls that it still has."""
+    standby_others_s: float = 60.0
+    """One that was not activated by this gateway keeps a larger request for as long."""
     gpu_host_ipc: bool = False
     """Whether functions with a GPU share the node's IPC namespace, as GKE's MPS wants."""
     request_timeout_s: float = 10.0

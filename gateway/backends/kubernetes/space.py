@@ -7,15 +7,17 @@ import builtins
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from gateway.backends.kubernetes import objects
+from gateway.activations import ActivatedTime
+from gateway.backends.kubernetes import objects, standbys
 from gateway.backends.kubernetes.api import Api, ApiError, Object, UnreachableError
 from gateway.backends.kubernetes.functions import Functions, already_there
 from gateway.backends.kubernetes.informer import Informer
 from gateway.backends.kubernetes.keeper import Keeper
-from gateway.backends.kubernetes.live import live_of
+from gateway.backends.kubernetes.live import has_raised_request, live_of
 from gateway.backends.kubernetes.logs import PodLogs
 from gateway.backends.kubernetes.pods import addresses, is_ready, moment, problems, replicas, restarts
 from gateway.backends.kubernetes.secrets import SELECTOR, Secrets
@@ -25,6 +27,7 @@ from gateway.backends.kubernetes.usage import PodUsage
 from gateway.contract import FunctionSpec, FunctionState, LogLine, NotFoundError, Usage
 from gateway.placement import parse_placement
 from platform_words.labels import FUNCTION_LABEL
+from platform_words.live import Live
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +67,12 @@ class Space:
         """Functions whose create is under way here."""
         self._touched: set[str] = set()
         """Functions that changed since their pods were last looked at."""
+        self._levels: Mapping[str, int] = {}
+        """Function → standbys that are to be activated."""
+        self._activated: dict[str, ActivatedTime] = {}
+        self._lowered = standbys.Lowered(settings.standby_held_s, settings.standby_others_s)
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        """Function → when its standbys are looked at again."""
         core, space = "/api/v1/namespaces", settings.namespace
         self._pods_path = f"{core}/{space}/pods"
         self._deployments_path = f"/apis/apps/v1/namespaces/{space}/deployments"
@@ -92,6 +101,8 @@ class Space:
     async def close(self) -> None:
         """Stop following; the functions run on."""
         self._closed = True
+        for timer in self._timers.values():
+            timer.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -129,10 +140,15 @@ class Space:
                 log.info("function %s: its pods cannot be resized where they are, so they are replaced", spec.key)
                 break
             before, same_shape = await self._present(spec)
+        ordered, places = (await self.look(spec.name)).desired_replicas, parse_placement(spec)
+        moved = places and places != parse_placement(before)
+        present = standbys.pods_for(ordered, before)
+        pods = standbys.pods_for(sum(places.values()) if moved else ordered, spec)
+        if pods > present:  # never fewer that take calls than were ordered
+            await self._functions.scale(spec.name, pods)
         await self._functions.roll_out(spec, pull)
-        places = parse_placement(spec)
-        if places and places != parse_placement(before):
-            await self._functions.scale(spec.name, sum(places.values()))
+        if pods < present:
+            await self._functions.scale(spec.name, pods)
 
     async def delete(self, name: str) -> None:
         await self.look(name)
@@ -146,8 +162,19 @@ class Space:
         self.deployments.drop(name)
 
     async def scale(self, name: str, replicas: int) -> None:
-        await self.look(name)
-        await self._functions.scale(name, replicas)
+        state = await self.look(name)
+        await self._functions.scale(name, standbys.pods_for(replicas, state.spec))
+
+    def activate(self, levels: Mapping[str, int]) -> None:
+        """Let so many standbys of each function take calls, at once; their CPU requests follow."""
+        differing = {name for name in self._levels.keys() | levels.keys() if self._levels.get(name) != levels.get(name)}
+        self._levels = levels
+        for name in differing:
+            self._states.pop(name, None)
+            self._known(name)  # counts from now on
+        if differing:
+            self._touched |= differing
+            self._wake()
 
     def get(self, name: str) -> FunctionState:
         return self._state(name)
@@ -224,22 +251,34 @@ class Space:
             return None
         if name not in self._states:
             self._states[name] = self._put_together(name, document)
-        return self._states[name]
+        state = self._states[name]
+        return replace(state, activated_s=self._activated[name].seconds()) if state and state.standbys else state
 
     def _put_together(self, name: str, document: Object) -> FunctionState | None:
         spec = objects.spec_of(document, self.name)
         if spec is None:
             return None
         pods = self._pods_of(name)
-        return FunctionState(
+        there = replicas(pods, addresses(self._slices.by_function.get(name, {}).values()))
+        ordered = standbys.ordered_of(document, spec)
+        waiting, sleeps = standbys.waiting(ordered, spec), standbys.standbys_of(spec)[1]
+        running = 0 if sleeps else ordered
+        if waiting:
+            there = tuple(standbys.opened(there, running + min(self._levels.get(name, 0), waiting)))
+        state = FunctionState(
             spec=spec,
-            desired_replicas=document["spec"].get("replicas", 1),
-            replicas=replicas(pods, addresses(self._slices.by_function.get(name, {}).values())),
+            desired_replicas=ordered,
+            replicas=there,
             max_inflight=live_of(spec).max_inflight,
             created_at_s=moment(document["metadata"].get("creationTimestamp")),
             restarts=restarts(pods),
             problems=problems(pods),
+            standbys=waiting,
+            sleeps=sleeps,
         )
+        activated = min(waiting, max(0, len(state.ready) - running))
+        self._activated.setdefault(name, ActivatedTime(time.monotonic)).count(activated)
+        return replace(state, activated=activated)
 
     def _pods_of(self, name: str) -> builtins.list[Object]:
         return list(self._pods.by_function.get(name, {}).values())
@@ -251,6 +290,9 @@ class Space:
         elif function:
             self._states.pop(function, None)
             self._touched.add(function)
+        self._wake()
+
+    def _wake(self) -> None:
         waiting, self._change = self._change, asyncio.Event()
         waiting.set()
         self._notify()
@@ -305,13 +347,32 @@ class Space:
                 live = live_of(state.spec)
                 pods = self._pods_of(name)
                 renewed = await self._templates.follow(document, live, pods)
-                await self._keeper.keep(name, live, pods, renewed=renewed)
+                await self._keeper.keep(name, live, pods, renewed=renewed, waiting=self._waiting_of(state, live, pods))
+
+    def _waiting_of(self, state: FunctionState, live: Live, pods: Iterable[Object]) -> tuple[set[str], Live]:
+        """Pods that are to request next to no CPU, and what those of the function have then; looks again in time."""
+        name, low = state.spec.name, live.waiting(self._settings.standby_cpu)
+        raised = {pod["metadata"]["name"] for pod in pods if has_raised_request(pod, name, low)}
+        lowered, again_s = self._lowered.look(state, raised, time.monotonic())
+        if (timer := self._timers.pop(name, None)) is not None:
+            timer.cancel()
+        if again_s is not None:
+            self._timers[name] = asyncio.get_running_loop().call_later(again_s, self._look_again, name)
+        return lowered, low
+
+    def _look_again(self, name: str) -> None:
+        self._timers.pop(name, None)
+        self._touched.add(name)
+        self._wake()
 
     def _forget_gone(self) -> None:
         self._keeper.forget(self._pods.objects)
         for name in self._seen_starting.keys() - self._pods.objects.keys():
             del self._seen_starting[name]
         self._seen &= self._pods.objects.keys()
+        self._lowered.keep(self._pods.objects)
+        for name in self._activated.keys() - self.deployments.objects.keys():
+            del self._activated[name]
 
     @staticmethod
     async def _forever(work: Callable[[], Awaitable[None]], interval_s: float) -> None:

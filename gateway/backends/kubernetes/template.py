@@ -108,7 +108,8 @@ def settled(document: Object, *, paused: bool = False) -> bool:
 
 
 def _differs(pod: Object, name: str, live: Live) -> bool:
-    return not leaving(pod) and (resize(pod, name, live) is not None or condition(pod, "PodResizePending") is not None)
+    differs = resize(pod, name, live, may_wait=True) is not None
+    return not leaving(pod) and (differs or condition(pod, "PodResizePending") is not None)
 
 
 def _container(document: Object, name: str) -> Object:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway import __version__
-from gateway.backends.process.activations import Activations
+from gateway.activations import Activations
 from gateway.backends.process.cgroup.usage import measure
 from gateway.backends.process.function import Context, ManagedFunction, Record
 from gateway.backends.process.gpu.shares import GpuShares

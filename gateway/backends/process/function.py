@@ -133,7 +133,7 @@ class ManagedFunction:
             self.standbys,
             self._activated(),
             self._caller_key,
-            self._standing.activated_s(),
+            self._standing.time.seconds(),
             sleeps=self.prepared.sleeps,
         )
 
@@ -251,7 +251,7 @@ class ManagedFunction:
         drain_s, records = self.prepared.write_timeout_s, list(self.replicas.values())
         if self._standing.assign(records, chosen, self.prepared.limits, drain_s):
             self._context.changed()
-        self._standing.count(self._activated())
+        self._standing.time.count(self._activated())
 
     def _activated(self) -> int:
         ready = sum(record.state == "ready" for record in self.replicas.values())

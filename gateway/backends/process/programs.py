@@ -14,7 +14,7 @@ from gateway.backends.process.settings import ProcessSettings
 from gateway.backends.process.workers.launcher import WATCHDOG_MODULE, Program
 from gateway.contract import FunctionSpec, InvalidSpecError
 from gateway.specs import burst_of
-from platform_words.labels import BACKGROUND, BURST, GPU_MEMORY, NODES_LABEL, PIPELINE_LABEL
+from platform_words.labels import BACKGROUND, GPU_MEMORY, NODES_LABEL, PIPELINE_LABEL
 
 WATCHDOG_ENTRY = f"{WATCHDOG_MODULE}:main"
 MAX_ENVIRONMENT_BYTES = 96 * 1024
@@ -114,19 +114,8 @@ def prepare(
         placement_of(spec, settings.machines),
         gpu_tenths(spec),
         spec.annotations.get(GPU_MEMORY) == "true",
-        *_standbys(spec),
+        *burst_of(spec),
     )
-
-
-def _standbys(spec: FunctionSpec) -> tuple[int, bool]:
-    """Raises InvalidSpecError."""
-    standbys, sleeps = burst_of(spec)
-    if (standbys or sleeps) and gpu_tenths(spec):
-        raise InvalidSpecError(
-            f"annotation {BURST}: a function with a GPU share has no standbys, since a process keeps the share that it "
-            "was started with"
-        )
-    return standbys, sleeps
 
 
 def _group(spec: FunctionSpec, entry: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Protocol
 
+from gateway.activations import ActivatedTime
 from gateway.backends.process.quantities import Limits
 from gateway.backends.process.replica_changes import STARTED
 from gateway.backends.process.settings import ProcessSettings
@@ -42,9 +43,7 @@ class StandingBy:
         self._launcher = launcher
         self._spawn = spawn
         self._loop = asyncio.get_running_loop()
-        self._activated = 0
-        self._since_s = self._loop.time()
-        self._activated_s = 0.0
+        self.time = ActivatedTime(self._loop.time)
         self.asked = 0
         """Standbys that are to be activated."""
 
@@ -68,16 +67,6 @@ class StandingBy:
                 self._spawn(self._lower(record, record.turn, limits, drain_s if served else 0.0))
                 changed = True
         return changed
-
-    def count(self, activated: int) -> None:
-        """So many are activated from now on."""
-        now_s = self._loop.time()
-        self._activated_s += self._activated * (now_s - self._since_s)
-        self._activated, self._since_s = activated, now_s
-
-    def activated_s(self) -> float:
-        """Seconds in which standbys were activated so far, summed over them."""
-        return self._activated_s + self._activated * (self._loop.time() - self._since_s)
 
     def raise_limit(self, record: Standing, limits: Limits) -> None:
         """Give a replica its function's CPU limit again."""

@@ -168,18 +168,6 @@ def test_a_table_that_makes_no_standbys_is_refused(table: dict[str, Any], senten
         controller_with(tmp_path, "static", {"burst": table}, FakePlatform({}))
 
 
-def test_a_controller_on_kubernetes_reports_at_its_start_that_there_are_none(tmp_path: Path) -> None:
-    settings = ControllerSettings(
-        "http://127.0.0.1:9",
-        write_pipeline(tmp_path / "m"),
-        policy="hpa",
-        policy_settings={"burst": {"standbys": 1}},
-        platform="kubernetes",
-    )
-    with pytest.raises(SettingsError, match="the platform kubernetes brings about replicas only"):
-        build_controller(settings)
-
-
 def test_activated_seconds_are_read_and_waiting_standbys_are_not_measured() -> None:
     name = "m-expert-0-0.openfaas-fn"
     values: dict[Series, dict[tuple[str, ...], float]] = {

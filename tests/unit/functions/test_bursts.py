@@ -127,6 +127,21 @@ async def test_what_serves_a_request_sleeps_only_after_it(scene: Scene) -> None:
     await scene.until(lambda: reported[-1]["functions"] == {})
 
 
+async def test_the_feed_of_a_gateway_that_was_not_asked_closes_nothing_that_another_one_has_activated(
+    scene: Scene,
+) -> None:
+    addresses = [ReplicaAddress(str(number), f"127.0.0.1:{number + 1}") for number in range(3)]
+    waiting = {"f": FunctionReplicas(1, (addresses[0],), 1, RULE, tuple(addresses[1:]))}
+    assert scene.bursts.opened(waiting) == waiting
+    scene.measured(f=0.002)
+    scene.bursts.arrived(1000)  # two replicas' worth
+    await scene.until(lambda: len(scene.dispatcher.replicas("f")) == 2)
+    opened = scene.bursts.opened(waiting)["f"]
+    assert (opened.replicas, opened.standbys) == (tuple(addresses[:2]), (addresses[2],))
+    sleeping = {"f": FunctionReplicas(1, (), 1, "standbys=0,sleep_s=9", tuple(addresses[:1]))}
+    assert scene.bursts.opened(sleeping)["f"].replicas == (addresses[0],)
+
+
 async def test_what_changes_during_a_report_goes_with_the_next_one(scene: Scene) -> None:
     scene.measured(f=0.02)
     scene.gateway.gate.clear()

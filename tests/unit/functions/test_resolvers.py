@@ -89,12 +89,13 @@ async def test_only_functions_of_the_pipelines_own_namespace_are_taken() -> None
     assert feed.tables == [{}, {"f": FunctionReplicas(4, (ReplicaAddress("b", "127.0.0.1:1"),))}]
 
 
-async def test_standbys_are_left_out_and_their_rule_is_read() -> None:
+async def test_standbys_are_read_apart_from_ready_replicas_with_their_rule() -> None:
     there = json.loads(snapshot(1, a="standby", b="ready"))
     there["functions"]["f.openfaas-fn"] |= {"desired": 1, "burst": "standbys=1"}
     feed = Feed([HEAD, chunk(json.dumps(there).encode() + b"\n")])
     await feed.follow(1)
-    assert feed.tables == [{"f": FunctionReplicas(4, (ReplicaAddress("b", "127.0.0.1:2"),), 1, "standbys=1")}]
+    expected = (ReplicaAddress("b", "127.0.0.1:2"),), 1, "standbys=1", (ReplicaAddress("a", "127.0.0.1:1"),)
+    assert feed.tables == [{"f": FunctionReplicas(4, *expected)}]
 
 
 async def test_snapshots_may_arrive_in_any_pieces() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.backends.process.activations import MAX_SENDERS, Activations
+from gateway.activations import MAX_SENDERS, Activations
 from gateway.backends.process.backend import ProcessBackend
 from gateway.backends.process.cgroup.limits import CgroupsV1
 from gateway.backends.process.replica_changes import Member, next_change, opened

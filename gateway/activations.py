@@ -1,7 +1,8 @@
-"""What ingresses asked to have activated: by sender, each for its lease."""
+"""What ingresses asked to have activated: by sender, each for its lease; and for how long standbys were activated."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gateway.contract import Activation
@@ -35,3 +36,23 @@ class Activations:
     def next_end_s(self) -> float | None:
         """When the first lease ends."""
         return min((until_s for _, until_s in self._by_sender.values()), default=None)
+
+
+class ActivatedTime:
+    """For how long standbys of a function were activated. ``clock``: seconds that only grow."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._activated = 0
+        self._since_s = clock()
+        self._sum_s = 0.0
+
+    def count(self, activated: int) -> None:
+        """So many are activated from now on."""
+        now_s = self._clock()
+        self._sum_s += self._activated * (now_s - self._since_s)
+        self._activated, self._since_s = activated, now_s
+
+    def seconds(self) -> float:
+        """Seconds so far, summed over standbys."""
+        return self._sum_s + self._activated * (self._clock() - self._since_s)
