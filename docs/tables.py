@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 
+import click
 import pyarrow as pa
 
 from autoscaler import logger
@@ -30,8 +31,10 @@ from autoscaler.contract import (
 )
 from autoscaler.options import docstrings
 from autoscaler.settings import ControllerSettings
+from gateway.main import main as gateway
 from rl.features import NODE_FEATURES, PIPELINE_FEATURES, Feature
 from rl.staffing.features import ARRIVAL_FEATURES, STANDBY_FEATURES
+from smoe.cli import cli
 
 ROOT = Path(__file__).resolve().parents[1]
 Row = Sequence[str]
@@ -44,6 +47,12 @@ METRICS = {
     "controller": ("autoscaler.exposition", "autoscaler.platforms.kubernetes.metrics"),
 }
 """Modules whose constants are names of metrics, each with type, labels and meaning as its docstring."""
+COMMANDS = {
+    "gateway": ["gateway"],
+    "lab-train": ["lab", "train"],
+    "lab-evaluate": ["lab", "evaluate"],
+    "lab-profile": ["lab", "profile"],
+}
 POLICIES = {
     "hpa": "autoscaler.policy.hpa:HpaSettings",
     "kpa": "autoscaler.policy.kpa:KpaSettings",
@@ -101,6 +110,21 @@ def controller() -> tuple[Row, list[Row]]:
         for name, default, meaning in _settings(ControllerSettings)
     ]
     return ("setting", "flag", "default", "meaning"), rows
+
+
+def options(words: Sequence[str]) -> tuple[Row, list[Row]]:
+    """Options of a command: of ``python -m gateway`` or of ``smoe …``."""
+    command: click.Command = gateway if list(words) == ["gateway"] else cli
+    for word in words if command is cli else ():
+        assert isinstance(command, click.Group)
+        command = command.get_command(click.Context(command), word) or cli
+    rows = []
+    for option in command.params:
+        if isinstance(option, click.Option) and not option.hidden and option.help:
+            shown = isinstance(option.default, str | float) and option.default and "[default" not in option.help
+            names = ", ".join((*option.opts, *option.secondary_opts))
+            rows.append([names, f"`{option.default}`" if shown else "–", option.help])
+    return ("option", "default", "meaning"), rows
 
 
 def policy(name: str) -> tuple[Row, list[Row]]:
@@ -209,6 +233,7 @@ def _sentence(text: str) -> str:
 TABLES: dict[str, Callable[[], tuple[Row, list[Row]]]] = {
     "benchmarks": benchmarks,
     "controller": controller,
+    **{f"options-{name}": (lambda words=words: options(words)) for name, words in COMMANDS.items()},  # type: ignore[misc]
     **{name: (lambda name=name: policy(name)) for name in POLICIES},  # type: ignore[misc]
     **{f"metrics-{name}": (lambda name=name: metrics(name)) for name in METRICS},  # type: ignore[misc]
     "log-windows": lambda: columns(logger.WINDOWS, _WINDOWS),
