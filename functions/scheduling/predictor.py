@@ -69,23 +69,6 @@ def fit_decode(tokens: Sequence[int], seconds: Sequence[float]) -> DecodeModel:
     return DecodeModel(float(constant), float(linear))
 
 
-def predicted_ttfts(arrivals_s: Sequence[float], prefills_s: Sequence[float]) -> list[float]:
-    """TTFT in seconds of requests that one instance prefills in this order (Eq. 1 and 2).
-
-    Raises SchedulingError where the lengths differ or arrivals fall.
-    """
-    if len(arrivals_s) != len(prefills_s):
-        raise SchedulingError(f"{len(arrivals_s)} arrivals but {len(prefills_s)} prefill times were given")
-    ttfts: list[float] = []
-    end, before = -math.inf, -math.inf
-    for arrival, prefill in zip(arrivals_s, prefills_s, strict=True):
-        if arrival < before:
-            raise SchedulingError(f"arrivals must not fall, got {arrival:g} after {before:g}")
-        ttfts.append(max(end - arrival, 0.0) + prefill)
-        end, before = arrival + ttfts[-1], arrival
-    return ttfts
-
-
 def _check(tokens: Sequence[int], seconds: Sequence[float], least: int) -> None:
     if len(tokens) != len(seconds):
         raise SchedulingError(f"{len(tokens)} numbers of tokens but {len(seconds)} times were measured")

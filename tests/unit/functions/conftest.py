@@ -15,7 +15,9 @@ import torch
 from functions.serving.server import FunctionServer, ServerSettings
 from functions.wire.messages import Reply, Request
 from moe.preset import byte_tokenizer
+from moe.reference import WholeModel
 from moe.split import split
+from tests.unit.functions.decoder_bench import tiny_decoder
 from tests.unit.moe import tiny
 
 VOCABULARY = 300
@@ -48,6 +50,12 @@ def pipeline_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
         return made[family]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> WholeModel:
+    """A tiny Mixtral in this process."""
+    return tiny_decoder(tmp_path_factory.mktemp("mixtral"))
 
 
 @pytest.fixture(scope="session")

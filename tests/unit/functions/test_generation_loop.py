@@ -3,192 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
-from functions.dispatch.replicas import ReplicaAddress
-from functions.generation.measures import Measures
-from functions.generation.run import InstanceRun, Waiting
-from functions.generation.sampling import Chosen, Sampler, Sampling
-from functions.generation.texts import Finish, Text, end_tokens
+from functions.generation.sampling import Sampler, Sampling
+from functions.generation.texts import Text, end_tokens
 from functions.ingress.calls import PassContext
 from functions.wire.arrays import Array
-from functions.wire.errors import BadInputError, CallError, DeadlineError, KvFullError, KvLostError, NodeFailedError
-from moe.cache import PAGE_TOKENS
-from moe.errors import CacheFullError, CacheMissError
+from functions.wire.errors import BadInputError, CallError, DeadlineError, KvLostError, NodeFailedError
 from moe.manifest import Tokenizer
 from moe.reference import WholeModel, pack
-from moe.split import split
+from tests.unit.functions.decoder_bench import Bench, InProcess, recomputed
 from tests.unit.moe import tiny
-
-POSITIONS = 640
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> WholeModel:
-    root = tmp_path_factory.mktemp("mixtral")
-    checkpoint = tiny.store(tiny.build("mixtral", max_position_embeddings=POSITIONS), root / "checkpoint")
-    split(checkpoint, root / "pipeline", "tiny", 4, None)
-    return WholeModel(root / "pipeline")
-
-
-class InProcess:
-    """An instance whose segments are programs of this process, each with room for ``pages``."""
-
-    def __init__(self, model: WholeModel, pages: int, stated_pages: int | None = None) -> None:
-        self.pages, self.page_tokens = stated_pages or pages, PAGE_TOKENS
-        self.model = model
-        self.replicas = defaultdict(lambda: ReplicaAddress("this process", "127.0.0.1:1"))
-        self.iterations: list[list[tuple[str, int]]] = []
-        self.before: Callable[[int], Awaitable[None] | None] = lambda number: None
-        """Called with each iteration's number; may raise or wait."""
-        self.lost = False
-        self.scored_tokens = 1000
-        for segment in model.manifest.segments:
-            program = model.programs[segment.id]
-            bytes_per_token = program.open_cache(1 << 20).bytes_per_token
-            program.open_cache(pages * PAGE_TOKENS * bytes_per_token)
-
-    def whole(self) -> bool:
-        return not self.lost
-
-    async def run(self, parts: Sequence[tuple[Text, int]], context: PassContext) -> tuple[list[Array], None]:
-        self.iterations.append([(text.request_id, count) for text, count in parts])
-        waiting = self.before(len(self.iterations))
-        if waiting is not None:
-            await waiting
-        await asyncio.sleep(0)
-        tensors = pack([text.tokens[text.kept : text.kept + count] for text, count in parts])
-        tensors["sequences"] = torch.tensor([text.kv_id for text, _ in parts])
-        tensors["starts"] = torch.tensor([text.kept for text, _ in parts])
-        tensors["parents"] = torch.tensor([text.parent for text, _ in parts])
-        try:
-            logits = self.model.forward(tensors, all_logits=True)["logits"].numpy()
-        except CacheFullError as error:
-            raise KvFullError(str(error)) from None
-        except CacheMissError as error:
-            raise KvLostError(str(error)) from None
-        rows = np.split(logits, np.cumsum([count for _, count in parts])[:-1])
-        return [row if text.scoring else row[-1:] for (text, _), row in zip(parts, rows, strict=True)], None
-
-    def free(self, kv_ids: Sequence[int]) -> None:
-        for segment in self.model.manifest.segments:
-            cache = self.model.programs[segment.id].cache
-            assert cache is not None
-            cache.free(kv_ids)
-
-    async def settled(self) -> bool:
-        return False
-
-    async def close(self) -> None:
-        """Nothing is open."""
-
-    @property
-    def used_pages(self) -> int:
-        caches = [self.model.programs[segment.id].cache for segment in self.model.manifest.segments]
-        return max(cache.used_pages for cache in caches if cache is not None)
-
-
-@dataclass
-class Collected:
-    """A sink that keeps what it gets."""
-
-    tokens: list[int] = field(default_factory=list)
-    scored: list[Chosen] = field(default_factory=list)
-    finish: Finish | None = None
-    error: CallError | None = None
-    over: asyncio.Event = field(default_factory=asyncio.Event)
-    behind: bool = False
-    stop_at: int | None = None
-
-    def prompt(self, scored: Sequence[Chosen]) -> None:
-        self.scored += scored
-
-    def token(self, chosen: Chosen) -> bool:
-        assert not self.over.is_set()
-        self.tokens.append(chosen.token)
-        return chosen.token == self.stop_at
-
-    def full(self) -> bool:
-        return self.behind
-
-    def finished(self, reason: Finish) -> None:
-        self.finish = reason
-        self.over.set()
-
-    def failed(self, error: CallError) -> None:
-        self.error = error
-        self.over.set()
-
-
-@dataclass
-class Bench:
-    """A run on an instance, and texts given to it."""
-
-    instance: InProcess
-    timeout_s: float = 60.0
-    waiting: Waiting = field(default_factory=Waiting)
-    measures: Measures = field(default_factory=Measures)
-    computed: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.run = InstanceRun(
-            self.instance,  # type: ignore[arg-type]
-            self.waiting,
-            self.measures,
-            self.timeout_s,
-            self.computed.append,
-            self.place,
-        )
-        self.task = asyncio.get_running_loop().create_task(self.run.run())
-
-    def place(self) -> None:
-        while self.waiting.texts and self.run.fits(self.waiting.texts[0]):
-            self.run.admit(self.waiting.texts.popleft())
-
-    def text(self, name: str, prompt: list[int], max_tokens: int, **options: object) -> Text:
-        sampler = options.pop("sampler", None) or Sampler(Sampling())
-        now_s = asyncio.get_running_loop().time()
-        return Text(
-            list(prompt),
-            max_tokens,
-            sampler,
-            Collected(),
-            frozenset(),
-            name,
-            POSITIONS,
-            now_s,
-            **options,  # type: ignore[arg-type]
-        )
-
-    def add(self, text: Text) -> Collected:
-        self.waiting.texts.append(text)
-        self.place()
-        self.run.wake()
-        assert isinstance(text.sink, Collected)
-        return text.sink
-
-    async def over(self, *sinks: Collected) -> None:
-        async with asyncio.timeout(600):
-            for sink in sinks:
-                await sink.over.wait()
-
-    async def end(self) -> None:
-        self.instance.lost = True
-        self.run.wake()
-        await self.task
-        assert self.instance.used_pages == 0
-
-
-def recomputed(model: WholeModel, prompt: list[int], written: list[int]) -> list[int]:
-    """What greedy recomputation writes where it wrote ``written`` so far, at each place."""
-    logits = model.logits_ids([[*prompt, *written[:-1]]], all_tokens=True)
-    return logits.argmax(-1)[len(prompt) - 1 :].tolist()
 
 
 async def test_texts_together_write_what_each_writes_alone_even_when_preempted(model: WholeModel) -> None:
@@ -460,32 +289,6 @@ async def test_samples_do_not_depend_on_neighbours(model: WholeModel) -> None:
     assert len(set(written[0])) > 5
 
 
-def test_the_sampler_follows_every_option() -> None:
-    logits = torch.tensor([0.0, 3.0, 2.0, 1.0])
-    draws = [Sampler(Sampling(temperature=1.0, top_k=2, seed=seed)).choose(logits).token for seed in range(60)]
-    assert set(draws) == {1, 2}
-    draws = [Sampler(Sampling(temperature=1.0, top_p=0.6, seed=seed)).choose(logits).token for seed in range(60)]
-    assert set(draws) == {1}
-    assert Sampler(Sampling(logit_bias={3: 5.0})).choose(logits).token == 3
-    assert Sampler(Sampling(logit_bias={1: -100.0})).choose(logits).token == 2
-    greedy = Sampler(Sampling(frequency_penalty=0.6))
-    assert [greedy.choose(logits).token for _ in range(4)] == [1, 1, 2, 1]  # 3, 2.4, then 1.8 < 2, then 1.8 > 1.4
-    greedy = Sampler(Sampling(presence_penalty=1.5))
-    assert [greedy.choose(logits).token for _ in range(3)] == [1, 2, 1]
-    chosen = Sampler(Sampling(), logprobs=2).choose(logits)
-    wanted = torch.log_softmax(logits, -1)
-    assert chosen.logprob == pytest.approx(float(wanted[1]))
-    assert [token for token, _ in chosen.top] == [1, 2]
-    assert np.isclose(chosen.top[1][1], float(wanted[2]))
-    unseeded = {tuple(_ten(Sampler(Sampling(temperature=5.0)), logits)) for _ in range(8)}
-    assert len(unseeded) > 1
-
-
-def test_the_smallest_temperature_takes_the_largest_logit() -> None:
-    logits = torch.tensor([0.0, 3.0, 2.0, -torch.inf])
-    assert set(_ten(Sampler(Sampling(temperature=1e-40, seed=1)), logits)) == {1}
-
-
 async def test_a_text_whose_token_cannot_be_chosen_fails_alone(model: WholeModel) -> None:
     bench = Bench(InProcess(model, 60))
     beyond = Sampler(Sampling(logit_bias={10**6: 1.0}))  # no such token
@@ -496,10 +299,6 @@ async def test_a_text_whose_token_cannot_be_chosen_fails_alone(model: WholeModel
     assert other.error is None
     assert len(other.tokens) == 5
     await bench.end()
-
-
-def _ten(sampler: Sampler, logits: torch.Tensor) -> list[int]:
-    return [sampler.choose(logits).token for _ in range(10)]
 
 
 def test_512_steps_in_small_pages(model: WholeModel) -> None:

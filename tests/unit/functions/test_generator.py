@@ -19,7 +19,7 @@ from functions.wire.errors import NoReplicaError, OverloadedError
 from moe.grouping import group
 from moe.manifest import load
 from moe.reference import WholeModel
-from tests.unit.functions.test_generation_loop import Bench, Collected, InProcess, model  # noqa: F401
+from tests.unit.functions.decoder_bench import Bench, Collected, InProcess
 
 
 def generator_of(directory: Path, timeout_s: float = 60.0, queue_limit: int = 3) -> Generator:
@@ -38,7 +38,7 @@ def text_of(bench: Bench, name: str) -> tuple[object, Collected]:
     return text, text.sink
 
 
-async def test_a_text_never_goes_to_an_instance_that_is_ending(model: WholeModel) -> None:  # noqa: F811
+async def test_a_text_never_goes_to_an_instance_that_is_ending(model: WholeModel) -> None:
     bench = Bench(InProcess(model, 40))
     generator = generator_of(model.directory)
     generator.runs.append(bench.run)
@@ -58,7 +58,7 @@ async def test_a_text_never_goes_to_an_instance_that_is_ending(model: WholeModel
 
 
 async def test_the_queue_is_bounded_and_what_waits_too_long_gets_the_reason(
-    model: WholeModel,  # noqa: F811
+    model: WholeModel,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.01)
@@ -77,7 +77,7 @@ async def test_the_queue_is_bounded_and_what_waits_too_long_gets_the_reason(
 
 
 async def test_texts_go_to_the_emptiest_instance_and_parked_ones_come_back(
-    model: WholeModel,  # noqa: F811
+    model: WholeModel,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.01)

@@ -19,7 +19,7 @@ from functions.scheduling.settings import ArrowSettings, Targets
 from functions.wire.errors import DeadlineError, KvLostError
 from moe.cache import PAGE_TOKENS
 from moe.reference import WholeModel
-from tests.unit.functions.test_generation_loop import Bench, Collected, InProcess, model, recomputed  # noqa: F401
+from tests.unit.functions.decoder_bench import Bench, Collected, InProcess, recomputed
 from tests.unit.moe import tiny
 
 PROFILE = Profile(PrefillModel(0.0, 1e-3, 0.0), DecodeModel(0.0, 1e-4))
@@ -29,7 +29,7 @@ TARGETS = Targets(1.0, 0.1)
 class Movable(InProcess):
     """An instance that takes pages over from another one of this process."""
 
-    def __init__(self, model: WholeModel, pages: int) -> None:  # noqa: F811
+    def __init__(self, model: WholeModel, pages: int) -> None:
         super().__init__(WholeModel(model.directory), pages)
         self.before_pull: Callable[[], Awaitable[None] | None] = lambda: None
 
@@ -51,7 +51,7 @@ class Movable(InProcess):
 class Pair:
     """Instance 0 begins with prefill, instance 1 with decode."""
 
-    def __init__(self, model: WholeModel, pages: int = 40, phases: Phases | None = None) -> None:  # noqa: F811
+    def __init__(self, model: WholeModel, pages: int = 40, phases: Phases | None = None) -> None:
         self.phases = phases or Phases(RoundRobin({}, TARGETS, 1), 1.0)
         self.waiting, self.measures = Waiting(), Measures()
         self.instances = [Movable(model, pages), Movable(model, pages)]
@@ -87,7 +87,7 @@ class Pair:
 
 
 @pytest.fixture
-def texts(model: WholeModel) -> Callable[..., list[Text]]:  # noqa: F811
+def texts(model: WholeModel) -> Callable[..., list[Text]]:
     def make(lengths: tuple[int, ...], tokens: int = 24) -> list[Text]:
         bench = Bench.__new__(Bench)
         return [Bench.text(bench, str(i), prompt, tokens) for i, prompt in enumerate(tiny.texts(lengths, seed=3))]
@@ -101,7 +101,7 @@ async def over(*sinks: Collected) -> None:
             await sink.over.wait()
 
 
-async def same(model: WholeModel, pair: Pair, given: list[Text]) -> None:  # noqa: F811
+async def same(model: WholeModel, pair: Pair, given: list[Text]) -> None:
     """All are written as the whole model writes them."""
     prompts = [list(text.tokens) for text in given]
     sinks = pair.add(*given)
@@ -110,7 +110,7 @@ async def same(model: WholeModel, pair: Pair, given: list[Text]) -> None:  # noq
         assert sink.error is None and sink.tokens == recomputed(model, prompt, sink.tokens)
 
 
-async def test_texts_move_and_write_the_same_tokens(model: WholeModel, texts) -> None:  # noqa: F811
+async def test_texts_move_and_write_the_same_tokens(model: WholeModel, texts) -> None:
     pair = Pair(model)
     await same(model, pair, texts((30, 45, 5, 60, 20)))
     assert pair.measures.move.count == 5 and pair.measures.moved_bytes > 0
@@ -119,13 +119,13 @@ async def test_texts_move_and_write_the_same_tokens(model: WholeModel, texts) ->
     await pair.close()
 
 
-async def test_a_small_decode_instance_makes_texts_wait_and_loses_none(model: WholeModel, texts) -> None:  # noqa: F811
+async def test_a_small_decode_instance_makes_texts_wait_and_loses_none(model: WholeModel, texts) -> None:
     pair = Pair(model, pages=9)
     await same(model, pair, texts((30, 45, 5, 60, 20, 33), 40))
     await pair.close()
 
 
-async def test_pages_that_cannot_be_had_mean_prefill_again(model: WholeModel, texts) -> None:  # noqa: F811
+async def test_pages_that_cannot_be_had_mean_prefill_again(model: WholeModel, texts) -> None:
     pair, failures = Pair(model), iter([True, False, True])
 
     def fail() -> None:
@@ -140,7 +140,7 @@ async def test_pages_that_cannot_be_had_mean_prefill_again(model: WholeModel, te
 
 @pytest.mark.parametrize("victim", [0, 1])
 async def test_an_instance_that_ends_in_the_midst_of_a_move_loses_no_text(
-    model: WholeModel,  # noqa: F811
+    model: WholeModel,
     texts,
     victim: int,
 ) -> None:
@@ -161,7 +161,7 @@ async def test_an_instance_that_ends_in_the_midst_of_a_move_loses_no_text(
     await pair.close()
 
 
-async def test_a_text_that_waits_for_a_move_can_be_given_up(model: WholeModel, texts) -> None:  # noqa: F811
+async def test_a_text_that_waits_for_a_move_can_be_given_up(model: WholeModel, texts) -> None:
     pair, go_on = Pair(model), asyncio.Event()
     pair.instances[1].before_pull = go_on.wait
     given = texts((30, 45))
@@ -177,7 +177,7 @@ async def test_a_text_that_waits_for_a_move_can_be_given_up(model: WholeModel, t
 
 
 async def test_a_text_stays_where_its_prefill_instance_has_become_one_for_decode(
-    model: WholeModel,  # noqa: F811
+    model: WholeModel,
     texts,
 ) -> None:
     arrow = Arrow({}, TARGETS, 1, ArrowSettings())

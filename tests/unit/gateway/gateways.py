@@ -146,3 +146,23 @@ class Served:
             if self._found.done():
                 raise
             self._found.set_exception(error)
+
+
+DEPLOYMENT: dict[str, Any] = {
+    "service": "f",
+    "image": "test/f:1",
+    "envProcess": "cat",
+    "envVars": {"A": "b", "max_inflight": "3"},
+    "constraints": ["zone=a"],
+    "secrets": ["key"],
+    "labels": {"team": "x", "com.openfaas.scale.min": "2"},
+    "annotations": {"topic": "t"},
+    "limits": {"memory": "128Mi", "cpu": "500m"},
+    "requests": {"memory": "64Mi"},
+    "readOnlyRootFilesystem": True,
+}
+
+
+async def deploy(running: Running, **changes: Any) -> int:
+    document = {key: value for key, value in (DEPLOYMENT | {"secrets": []} | changes).items() if value is not None}
+    return (await running.system("POST", "/system/functions", document)).status

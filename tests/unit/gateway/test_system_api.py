@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
-import re
 from datetime import datetime
 from typing import Any
 
 import pytest
 
 from gateway.contract import DEFAULT_NAMESPACE, LogLine, NotFoundError
-from tests.unit.gateway.client import ask, connect, parse, request, send_raw
-from tests.unit.gateway.gateways import Running, Starter
-
-DEPLOYMENT: dict[str, Any] = {
-    "service": "f",
-    "image": "test/f:1",
-    "envProcess": "cat",
-    "envVars": {"A": "b", "max_inflight": "3"},
-    "constraints": ["zone=a"],
-    "secrets": ["key"],
-    "labels": {"team": "x", "com.openfaas.scale.min": "2"},
-    "annotations": {"topic": "t"},
-    "limits": {"memory": "128Mi", "cpu": "500m"},
-    "requests": {"memory": "64Mi"},
-    "readOnlyRootFilesystem": True,
-}
-
-
-async def deploy(running: Running, **changes: Any) -> int:
-    document = {key: value for key, value in (DEPLOYMENT | {"secrets": []} | changes).items() if value is not None}
-    return (await running.system("POST", "/system/functions", document)).status
-
+from tests.unit.gateway.client import ask, parse, request, send_raw
+from tests.unit.gateway.gateways import DEPLOYMENT, Running, Starter, deploy
 
 # functions
 
@@ -307,173 +285,6 @@ async def test_other_namespaces_hold_nothing(running: Running) -> None:
     for path in ("/system/functions", "/system/secrets"):
         assert (await running.system("GET", f"{path}?namespace=other")).status == 400
     assert (await running.system("GET", "/system/functions?namespace=openfaas-fn")).json() == []
-
-
-# about
-
-
-async def test_info_has_every_version_that_clients_read(running: Running) -> None:
-    info = (await running.system("GET", "/system/info")).json()
-    assert info["provider"]["provider"] == "smoe-fake"
-    assert info["provider"]["orchestration"] == "memory"
-    for version in (info["version"], info["provider"]["version"]):
-        assert version["sha"] and version["release"]
-    assert info["arch"]
-
-
-@pytest.mark.parametrize(
-    ("method", "target", "status"),
-    [
-        ("GET", "/healthz", 200),
-        ("HEAD", "/healthz", 200),
-        ("GET", "/", 307),
-        ("GET", "/nowhere", 401),
-    ],
-)
-async def test_what_needs_no_password(running: Running, method: str, target: str, status: int) -> None:
-    assert (await running.call(method, target)).status == status
-
-
-@pytest.mark.parametrize(
-    ("method", "target", "status"),
-    [
-        ("GET", "/system/telemetry", 404),
-        ("GET", "/system/namespace/x", 404),
-        ("POST", "/system/namespace/", 405),
-        ("POST", "/system/namespace/other", 405),
-        ("DELETE", "/system/namespace/openfaas-fn", 405),
-        ("POST", "/system/info", 405),
-        ("PATCH", "/system/functions", 405),
-        ("GET", "/ui/none.js", 404),
-        ("POST", "/ui/", 405),
-        ("POST", "/system/view", 405),
-        ("POST", "/system/instances", 405),
-    ],
-)
-async def test_what_this_gateway_does_not_have(running: Running, method: str, target: str, status: int) -> None:
-    assert (await running.system(method, target)).status == status
-
-
-SYSTEM_PATHS = [
-    "/system/functions",
-    "/system/function/f",
-    "/system/info",
-    "/system/secrets",
-    "/system/logs?name=f",
-    "/system/namespaces",
-    "/system/replicas",
-    "/system/targets",
-    "/system/view",
-    "/system/instances",
-    "/ui",
-    "/ui/",
-    "/ui/page.js",
-    "/system//functions",
-    "/%73ystem/functions",
-]
-
-
-@pytest.mark.parametrize("target", SYSTEM_PATHS)
-@pytest.mark.parametrize(
-    "authorization",
-    [
-        "",
-        "Bearer ",
-        "Bearer wrong",
-        "Basic",
-        "Basic !!!",
-        "Basic " + base64.b64encode(b"admin:wrong").decode(),
-        "Basic " + base64.b64encode(b"admin").decode(),
-        "Basic " + base64.b64encode(b"admin:").decode(),
-    ],
-)
-async def test_without_the_password_the_control_door_is_closed(
-    running: Running, target: str, authorization: str
-) -> None:
-    answer = await running.call("GET", target, authorization=authorization)
-    assert (answer.status, answer.text) == (401, "invalid credentials")
-    assert answer.headers["www-authenticate"] == 'Basic realm="Restricted"'
-
-
-async def test_the_feeds_token_opens_the_feed_and_nothing_else(running: Running) -> None:
-    token = f"Bearer {running.credentials.feed_token}"
-    for target in SYSTEM_PATHS:
-        answer = await running.call("GET", target, authorization=token)
-        assert (answer.status == 200) == (target in ("/system/replicas", "/system/targets")), target
-
-
-async def test_without_basic_auth_an_empty_bearer_token_is_ignored(start: Starter) -> None:
-    async with start(basic_auth=False) as running:
-        assert (await running.call("GET", "/system/functions", authorization="Bearer ")).status == 200
-
-
-async def test_passwords_are_made_once_kept_private_and_shown_nowhere(start: Starter) -> None:
-    async with start() as running:
-        first = running.credentials
-        folder = running.gateway.settings.secrets_dir
-        assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
-        assert first.password not in repr(first)
-        assert first.feed_token not in repr(first)
-    async with start() as running:
-        assert running.credentials == first
-
-
-# logs
-
-
-async def test_logs_are_ndjson_with_the_fields_of_openfaas(running: Running) -> None:
-    await deploy(running, labels={})
-    for number in range(3):
-        await running.call("GET", f"/function/f/{number}")
-    answer = await running.system("GET", "/system/logs?name=f&tail=2")
-    assert answer.headers["content-type"].startswith("application/x-ndjson")
-    lines = [json.loads(line) for line in answer.text.splitlines()]
-    assert [line["text"] for line in lines] == ["GET /1", "GET /2"]
-    assert {(line["name"], line["namespace"], line["instance"]) for line in lines} == {("f", "openfaas-fn", "f-1")}
-    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", line["timestamp"]) for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("query", "count"),
-    [
-        ("name=f", 3),
-        ("name=f.openfaas-fn&tail=-1", 3),
-        ("name=f&namespace=openfaas-fn&tail=1", 1),
-        ("name=f&instance=nobody", 0),
-        ("name=f&since=2000-01-01T00:00:00Z", 3),
-        ("name=f&since=2100-01-01T00:00:00%2B02:00", 0),
-        ("name=f&follow=false", 3),
-    ],
-)
-async def test_logs_can_be_chosen(running: Running, query: str, count: int) -> None:
-    await deploy(running, labels={})
-    for _ in range(3):
-        await running.call("GET", "/function/f")
-    assert len((await running.system("GET", f"/system/logs?{query}")).text.splitlines()) == count
-
-
-@pytest.mark.parametrize(
-    ("query", "status"),
-    [("", 400), ("name=g", 404), ("name=f&tail=x", 400), ("name=f&since=yesterday", 400), ("name=f&namespace=n", 404)],
-)
-async def test_wrong_log_requests_are_refused(running: Running, query: str, status: int) -> None:
-    await deploy(running)
-    answer = await running.system("GET", f"/system/logs?{query}")
-    assert answer.status == status
-    assert answer.text
-
-
-async def test_followed_logs_come_line_by_line_and_end_with_the_function(running: Running) -> None:
-    await deploy(running, labels={})
-    reader, writer = await connect(running.address)
-    writer.write(request("GET", "/system/logs?name=f&follow=true", authorization=running.basic))
-    await reader.readuntil(b"\r\n\r\n")
-    for number in range(2):
-        await running.call("GET", f"/function/f/{number}")
-        assert f"GET /{number}".encode() in await asyncio.wait_for(reader.readuntil(b"}\n"), 100)
-    await running.system("DELETE", "/system/functions", {"functionName": "f"})
-    assert (await asyncio.wait_for(reader.read(), 100)).endswith(b"0\r\n\r\n")
-    writer.close()
 
 
 async def test_a_backend_that_fails_within_a_request_is_500_with_its_sentence(running: Running) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from functions.scheduling.predictor import DecodeModel, fit_decode, fit_prefill, predicted_ttfts
+from functions.scheduling.predictor import DecodeModel, fit_decode, fit_prefill
 from functions.scheduling.settings import SchedulingError
 
 
@@ -33,30 +33,6 @@ def test_a_decode_profile_is_a_line() -> None:
     assert model.most_tokens(0.0951) == 8510
 
 
-def test_ttft_of_a_queue_worked_by_hand() -> None:
-    # The first ends at 3, the second waits 2 s and ends at 5, the third arrives when all is done.
-    assert predicted_ttfts([0.0, 1.0, 7.0], [3.0, 2.0, 1.5]) == [3.0, 4.0, 1.5]
-
-
-@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 9)), max_size=8))
-def test_ttft_equals_a_server_stepped_second_by_second(steps: list[tuple[int, int]]) -> None:
-    arrivals: list[float] = []
-    for gap, _ in steps:
-        arrivals.append((arrivals[-1] if arrivals else 0) + gap)
-    work = [seconds for _, seconds in steps]
-    ends, left, clock = [0.0] * len(work), list(work), 0
-    while any(end == 0 for end in ends) and clock < 1000:
-        waiting = [at for at, arrival in enumerate(arrivals) if arrival <= clock and ends[at] == 0]
-        while waiting and left[waiting[0]] == 0:
-            at = waiting.pop(0)
-            ends[at] = max(clock, 1e-9)
-        if waiting:
-            left[waiting[0]] -= 1
-        clock += 1
-    expected = [end - arrival for end, arrival in zip(ends, arrivals, strict=True)]
-    assert predicted_ttfts(arrivals, [float(w) for w in work]) == pytest.approx(expected, abs=1e-6)
-
-
 @pytest.mark.parametrize(
     ("call", "why"),
     [
@@ -64,8 +40,6 @@ def test_ttft_equals_a_server_stepped_second_by_second(steps: list[tuple[int, in
         (lambda: fit_decode([1, 2], [0.2, 0.1]), "does not grow"),
         (lambda: fit_decode([1, 2], [0.2]), "1 times were measured"),
         (lambda: fit_decode([1, 2], [0.2, float("nan")]), "finite"),
-        (lambda: predicted_ttfts([1.0, 0.0], [1.0, 1.0]), "must not fall"),
-        (lambda: predicted_ttfts([1.0], []), "1 arrivals but 0"),
     ],
 )
 def test_bad_measurements_are_refused_in_a_sentence(call, why: str) -> None:
