@@ -41,6 +41,9 @@ LAB = {
     "profile": LazyCommand(
         "smoe.commands.profiling", "profile", "measure a pipeline's functions and fit the latency model"
     ),
+    "replay": LazyCommand(
+        "smoe.commands.profiling_decoder", "replay", "simulate a token trace on a decoder that was profiled"
+    ),
     "evaluate": LazyCommand(
         "smoe.commands.evaluate",
         "evaluate",

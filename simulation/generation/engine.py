@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from functions.scheduling.cluster import Scheduler
-from simulation.generation.hardware import Hardware
+from simulation.generation.hardware import Part, Times
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class _Instance:
 class GenerationSimulation:
     """One run of one scheduler; ``run`` may be called once. ``requests`` in order of arrival."""
 
-    def __init__(self, requests: Sequence[Request], scheduler: Scheduler, hardware: Hardware, update_s: float = 1.0):
+    def __init__(self, requests: Sequence[Request], scheduler: Scheduler, hardware: Times, update_s: float = 1.0):
         self._requests, self._scheduler, self._hardware, self._update_s = requests, scheduler, hardware, update_s
         self._instances = {name: _Instance(name, hardware.kv_tokens) for name in scheduler.instances}
         self._first: list[float | None] = [None] * len(requests)
@@ -90,7 +90,8 @@ class GenerationSimulation:
             self._now, _, kind, what = heapq.heappop(self._events)
             getattr(self, f"_{kind}")(*what)
         arrivals = [request.arrival_s for request in self._requests]
-        ttft = [None if first is None else first - a for first, a in zip(self._first, arrivals, strict=True)]
+        front_s = self._hardware.front_s
+        ttft = [None if first is None else first - a + front_s for first, a in zip(self._first, arrivals, strict=True)]
         return Outcome(ttft, [self._tpot(at) for at in range(len(arrivals))], self._scheduler.flips, self._transfers)
 
     def _tpot(self, at: int) -> float | None:
@@ -125,17 +126,18 @@ class GenerationSimulation:
             instance.context += self._requests[at].prompt + 1
         instance.joining.clear()
         batch = len(instance.ends)
-        seconds, ended = self._chunk(instance, max(self._hardware.chunk_tokens - batch, 0))
-        if batch == 0 and seconds is None:
+        parts, ended = self._chunk(instance, max(self._hardware.chunk_tokens - batch, 0))
+        if batch == 0 and not parts:
             return
         instance.running = True
         self._chunks[instance.name] = ended
-        seconds = (seconds or 0.0) + self._hardware.decode_s(batch, instance.context)
+        seconds = self._hardware.iteration(batch, instance.context, parts)
         self._at(self._now + seconds, "iterated", instance.name, batch, round(seconds * 1e9))
 
-    def _chunk(self, instance: _Instance, room: int) -> tuple[float | None, list[int]]:
-        """Seconds of the prompts' parts in one iteration (None: no part), and the requests whose prompts end."""
-        whole, seconds, ended = room, 0.0, []
+    def _chunk(self, instance: _Instance, room: int) -> tuple[list[Part], list[int]]:
+        """The prompts' parts in one iteration, and the requests whose prompts end."""
+        parts: list[Part] = []
+        ended = []
         while room > 0 and instance.prompts:
             head = instance.prompts[0]
             request = self._requests[head[0]]
@@ -145,13 +147,13 @@ class GenerationSimulation:
                 instance.free_kv -= request.prompt + request.output
                 head[1] = 0
             tokens = min(room, request.prompt - head[1])
-            seconds += self._hardware.chunk_s(head[1], tokens)
+            parts.append((head[1], tokens))
             head[1] += tokens
             room -= tokens
             if head[1] == request.prompt:
                 ended.append(head[0])
                 instance.prompts.popleft()
-        return (seconds if room < whole else None), ended
+        return parts, ended
 
     def _iterated(self, name: int, batch: int, nanoseconds: int) -> None:
         instance = self._instances[name]

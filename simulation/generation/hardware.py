@@ -1,10 +1,42 @@
-"""Times of one instance: an iteration is linear in decodes and context, a prefill quadratic in its prompt."""
+"""Times of one instance: what an iteration of decodes and parts of prompts takes.
+
+:class:`Hardware` is arithmetic: linear in decodes and context, quadratic in a prompt; measured times are
+:class:`simulation.generation.measured.Measured`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from functions.scheduling.predictor import Profile, fit_decode, fit_prefill
+
+Part = tuple[int, int]
+"""(tokens of a prompt that are computed already, tokens of it that are computed now)."""
+
+
+class Times(Protocol):
+    """One instance, as the simulation asks for it."""
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Most tokens of one iteration."""
+
+    @property
+    def kv_tokens(self) -> int:
+        """Room for keys and values of an instance."""
+
+    @property
+    def front_s(self) -> float:
+        """What a client waits for its first token beyond iterations."""
+
+    def iteration(self, decodes: int, context: int, parts: Sequence[Part]) -> float:
+        """Seconds of one: ``decodes`` texts of ``context`` tokens together go on by one token, and ``parts`` of
+        prompts are computed."""
+
+    def transfer_s(self, tokens: int) -> float:
+        """Keys and values of so many tokens to another instance."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +60,12 @@ class Hardware:
     token_bytes: int = 147_456
     """Keys and values of one token."""
     network_bytes_s: float = 20e9
+
+    front_s: float = 0.0
+
+    def iteration(self, decodes: int, context: int, parts: Sequence[Part]) -> float:
+        """As in :class:`Times`."""
+        return self.decode_s(decodes, context) + sum(self.chunk_s(*part) for part in parts)
 
     def decode_s(self, requests: int, context: int) -> float:
         """An iteration of ``requests`` decodes with ``context`` tokens together."""

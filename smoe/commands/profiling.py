@@ -25,10 +25,13 @@ from simulation.profiles.model.storage import Profile, save
 from smoe import lifecycle
 from smoe.commands.options import state_option
 from smoe.commands.profile_gateway import ProfileGateway
+from smoe.commands.profiling_decoder import decoder_settings, profile_decoder
 from smoe.deployment import DeploymentSettings, function_deployments
 from smoe.pipelines import ensure_pipeline
 
 INGRESS_CONCURRENCY = 64
+_OF_FUNCTIONS = ("tokens", "shares", "memory_mib", "concurrency", "seconds", "minutes")
+_OF_FUNCTIONS_WORDS = "options of single functions (--tokens, --shares, --memory, --requests-again …)"
 
 
 class _Numbers(click.ParamType[tuple[float, ...]]):
@@ -104,6 +107,7 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
     default=None,
     help="Shares of a GPU under MPS, such as 0.1,0.5,1; needs a GPU. [default: none]",
 )
+@click.option("--nodes", is_flag=True, help="Of a decoder, too, its functions one by one.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of all random choices.")
 @state_option
 def profile(
@@ -113,12 +117,26 @@ def profile(
     quick: bool,
     state: Path,
     gpu_shares: tuple[float, ...] | None,
+    nodes: bool,
     **options: Any,
 ) -> None:
     """Measure the functions of PIPELINE in real workers under real limits, and write the profile to OUT.
 
-    A gateway of its own is started for it, on a temporary state folder; pipelines are those of --state.
+    A gateway of its own is started for it, on a temporary state folder; pipelines are those of --state. Of a decoder
+    prompts and tokens are measured, by their length, their number and the texts' context; --quick, --repeats, --seed
+    and --cpu-scale hold for it.
     """
+    if not nodes:
+        folder, manifest = ensure_pipeline(pipeline, state / "pipelines")
+        if manifest.task == "causal-lm":
+            only = [key for key in _OF_FUNCTIONS if options[key]] + ["gpu_shares"] * bool(gpu_shares)
+            if only or requests_again:
+                raise click.UsageError(f"{manifest.name} is a decoder: {_OF_FUNCTIONS_WORDS} need --nodes")
+            _make_room(out)
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            chosen = decoder_settings(quick, options["repeats"], options["seed"])
+            profile_decoder(folder, manifest, state, out, chosen, options["cpu_scale"])
+            return
     gpu = None
     if requests_again and (quick or gpu_shares):
         raise click.UsageError("--requests-again measures whole requests alone, without --quick and --gpu-shares")

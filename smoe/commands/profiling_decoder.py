@@ -1,0 +1,208 @@
+"""``smoe lab profile`` of a decoder, and ``smoe lab replay``: a token trace through the simulation of what was
+measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from functions.generation.run import ITERATION_TOKENS
+from functions.scheduling.settings import SchedulingError, Targets
+from gateway.client.client import GatewayClient
+from moe.cache import PAGE_TOKENS
+from moe.manifest import Manifest
+from simulation.generation.engine import Outcome, Request
+from simulation.generation.measured import FitError, errors, fit
+from simulation.generation.replayed import SCHEDULES, simulate
+from simulation.profiles.generation.measure import QUICK, Decoder, Settings, kv_tokens, measure, points
+from simulation.profiles.generation.storage import GenerationProfile, load, save
+from simulation.profiles.measure.machine import this_machine
+from simulation.profiles.model.errors import ProfileError
+from smoe import lifecycle
+from smoe.commands.options import json_option
+from smoe.deployment import DeploymentSettings
+from smoe.errors import SmoeError
+from traces import catalog, loading
+from traces.completions import TokenTargets, lengths_of
+from traces.options import clip_options, data_option, seed_option
+from traces.token_results import token_percentiles, token_rows
+
+MORE_THAN_0 = click.FloatRange(min=0, min_open=True)
+
+
+def profile_decoder(
+    folder: Path, manifest: Manifest, state: Path, out: Path, settings: Settings, cpu_scale: float
+) -> None:
+    """Deploy a decoder as ``smoe up`` does on a gateway of its own, measure it, write the profile and say what it is.
+
+    Raises ProfileError."""
+    console, load1 = Console(stderr=True), os.getloadavg()[0]
+    begun = datetime.now(UTC).isoformat(timespec="seconds")
+    with tempfile.TemporaryDirectory(prefix="smoe-profile-") as work:
+        gateway = lifecycle.GatewaySettings(
+            Path(work), port=0, metrics_port=0, cpu_scale=cpu_scale, pipelines_dir=state / "pipelines"
+        )
+        with console.status("starting the gateway and the pipeline"):
+            process = lifecycle.start_gateway(gateway, detach=False)
+        try:
+            client = GatewayClient.from_state(Path(work))
+            lifecycle.deploy_pipeline(client, manifest, DeploymentSettings())
+            numbers = manifest.architecture.get("decoder", manifest.architecture)
+            url = f"{client.url}/function/{manifest.name}"
+            decoder = Decoder(url, manifest.name, int(numbers["vocab_size"]), int(numbers["max_positions"]))
+            with Progress(console=console, transient=True) as bar:
+                tokens = sum(max(texts, 1) * length for texts, length in points(decoder, settings))
+                task = bar.add_task("measuring", total=tokens * settings.repeats)
+                samples = measure(
+                    decoder, settings, lambda what, size: bar.update(task, advance=size, description=what)
+                )
+            room = kv_tokens(url, PAGE_TOKENS)
+        finally:
+            lifecycle.stop_process(process)
+    try:
+        measured = fit(samples, ITERATION_TOKENS, room)
+    except FitError as error:
+        raise ProfileError(str(error)) from error
+    digest = sha256((folder / "pipeline.json").read_bytes()).hexdigest()
+    fit_errors = errors(measured, samples)
+    save(
+        GenerationProfile(manifest.name, digest, this_machine(), measured, fit_errors, begun, load1, tuple(samples)),
+        out,
+    )
+    click.echo(f"a prompt   {_times([(0, tokens) for tokens in (32, 256, 1024)], measured)}   to the first token")
+    click.echo(f"a token    {_times([(1, 100), (4, 400), (16, 1600)], measured)}   of 100 tokens each")
+    click.echo(
+        f"the fit is within {fit_errors['prompts']:.1%} of prompts and {fit_errors['decodes']:.1%} of tokens measured"
+    )
+    if load1 > 0.5:
+        click.echo(f"other programs ran meanwhile (load {load1:.1f}): measure again on an idle machine", err=True)
+    click.echo(f"{out} ({len(samples)} samples); smoe lab replay {out} simulates a trace")
+
+
+def _times(sizes: list[tuple[int, int]], measured: Any) -> str:
+    return ", ".join(
+        f"{texts} texts: {1000 * measured.iteration(texts, tokens, ()):.0f} ms"
+        if texts
+        else f"of {tokens} tokens: {1000 * (measured.prefill_s(tokens) + measured.front_s):.0f} ms"
+        for texts, tokens in sizes
+    )
+
+
+def decoder_settings(quick: bool, repeats: int | None, seed: int) -> Settings:
+    """Settings by the options of the command."""
+    base = QUICK if quick else Settings()
+    return Settings(base.prompts, base.decodes, base.tokens, repeats or base.repeats, base.timeout_s, seed)
+
+
+@click.command()
+@click.argument("profile", type=click.Path(path_type=Path))
+@click.option("--trace", "trace_name", required=True, help="Token trace: data set or file.")
+@clip_options
+@data_option
+@click.option(
+    "--lengths",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    default=None,
+    help="ServeGen: table that requests get their token counts from.",
+)
+@click.option("--speed", type=MORE_THAN_0, default=1.0, show_default=True, help="Time compression.")
+@click.option("--length-divisor", type=click.FloatRange(min=1), default=1.0, show_default=True, help="Of its lengths.")
+@click.option("--context", type=click.IntRange(2), default=8192, show_default=True, help="Of the model, tokens.")
+@click.option("--ttft-ms", type=MORE_THAN_0, default=None, help="Goodput: longest time to the first token.")
+@click.option("--tpot-ms", type=MORE_THAN_0, default=None, help="Goodput: longest time per output token.")
+@click.option("--instances", type=click.IntRange(1, 1000), default=1, show_default=True, help="Of the decoder.")
+@click.option("--schedule", type=click.Choice(sorted(SCHEDULES)), default="colocated", show_default=True)
+@seed_option
+@json_option
+def replay(
+    profile: Path,
+    trace_name: str,
+    row: str | None,
+    start_s: float | None,
+    duration_s: float | None,
+    data: Path | None,
+    lengths: Path | None,
+    speed: float,
+    length_divisor: float,
+    context: int,
+    ttft_ms: float | None,
+    tpot_ms: float | None,
+    instances: int,
+    schedule: str,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Simulate a token trace on instances of a decoder that `smoe lab profile` has measured.
+
+    Each instance has the machine to itself; keys and values move between them at no cost.
+    """
+    measured = load(profile).measured.drawing(seed)
+    path = catalog.resolve(trace_name, catalog.data_folder(data))
+    trace = loading.load(path, row=row, start_s=start_s, duration_s=duration_s, seed=seed, lengths=lengths)
+    if not trace.requests:
+        raise SmoeError(f"{trace_name} has no request in that part")
+    asked = lengths_of(trace, length_divisor, context)
+    rows = zip(trace.arrival_s / speed, asked.prompt, asked.answer, strict=True)
+    requests = [Request(float(at), int(prompt), int(answer)) for at, prompt, answer in rows]
+    targets = TokenTargets(_seconds(ttft_ms), _seconds(tpot_ms))
+    try:
+        # a scheduler without roles has no use for targets
+        outcome = simulate(
+            requests, measured, Targets(targets.ttft_s or 1.0, targets.tpot_s or 0.1), schedule, instances
+        )
+    except SchedulingError as error:
+        raise SmoeError(str(error)) from error
+    summary = summarise(requests, outcome, targets) | {
+        "length_divisor": length_divisor, "context": context, "ignore_eos": True, "cut_to_context": asked.cut,
+        "instances": instances, "schedule": schedule, "lost": outcome.lost, "flips": outcome.flips, "simulated": True,
+    }  # fmt: skip
+    if as_json:
+        click.echo(json.dumps(summary))
+        return
+    table = Table("simulated", f"{len(requests)} requests in {requests[-1].arrival_s:.0f} s", show_header=True)
+    for line in token_rows(summary):
+        table.add_row(*line)
+    if outcome.lost:
+        table.add_row("lost", f"{outcome.lost} requests that no instance has room for")
+    Console().print(table)
+
+
+def summarise(requests: list[Request], outcome: Outcome, targets: TokenTargets) -> dict[str, Any]:
+    """As :func:`traces.token_results.summarise_tokens`, of simulated requests."""
+    pairs = list(zip(requests, outcome.ttft_s, outcome.tpot_s, strict=True))
+    ended = [(one, ttft, tpot) for one, ttft, tpot in pairs if ttft is not None and tpot is not None]
+    kept = sum(
+        (targets.ttft_s is None or ttft <= targets.ttft_s) and (targets.tpot_s is None or tpot <= targets.tpot_s)
+        for _, ttft, tpot in ended
+    )
+    ends_s = [one.arrival_s + ttft + tpot * (one.output - 1) for one, ttft, tpot in ended]
+    span_s = max(ends_s, default=0.0)
+    tokens = sum(one.output for one, _, _ in ended)
+    asked = targets != TokenTargets()
+    return {
+        "ttft_s": token_percentiles(ttft for _, ttft, _ in ended),
+        "tpot_s": token_percentiles(tpot for one, _, tpot in ended if one.output > 1),
+        "prompt_tokens": int(np.sum([one.prompt for one, _, _ in ended])),
+        "output_tokens": tokens,
+        "output_tokens_per_s": tokens / span_s if span_s else None,
+        "ended_early": 0,
+        "ttft_target_s": targets.ttft_s,
+        "tpot_target_s": targets.tpot_s,
+        "goodput": kept / len(requests) if asked else None,
+        "goodput_rps": kept / span_s if span_s and asked else None,
+    }
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
