@@ -53,7 +53,12 @@ class FunctionApp(flask.Flask):
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="function-loop", daemon=True)
         self._thread.start()
-        bounds = ServerSettings(settings.max_inflight, drain_s=settings.write_timeout_s, idle_s=settings.idle_s)
+        bounds = ServerSettings(
+            settings.max_inflight,
+            drain_s=settings.write_timeout_s,
+            idle_s=settings.idle_s,
+            caller_key=settings.caller_key(),
+        )
         self.server = FunctionServer(Starting(lambda: self.server), bounds)
         self.server.ready = False
         self._tasks = [

@@ -80,5 +80,5 @@ def resolver_for(settings: FunctionSettings, manifest: Manifest) -> Resolver:
         return FeedResolver(settings.feed_url, settings.feed_token_file, settings.namespace)
     if settings.address_template:
         names = [f.name for f in group(manifest, settings.max_functions).functions if not f.is_ingress]
-        return TemplateResolver(settings.address_template, names)
+        return TemplateResolver(settings.address_template, names, settings.caller_key())
     raise SettingsError("the ingress needs smoe_feed_url or smoe_address_template to find its functions")

@@ -35,7 +35,8 @@ class TemplateResolver:
     The platform balances behind that address, so no limit of calls in flight is applied here.
     """
 
-    def __init__(self, template: str, functions: Iterable[str]) -> None:
+    def __init__(self, template: str, functions: Iterable[str], key: str = "") -> None:
+        """``key``: what they take calls with. Raises ValueError."""
         self._table = {}
         for name in functions:
             parts = urlsplit(template.format(function=name))
@@ -44,7 +45,7 @@ class TemplateResolver:
                     f"smoe_address_template is {template!r}; it takes http://HOST[:PORT] with {{function}}"
                 )
             address = f"{parts.hostname}:{parts.port or 80}"
-            self._table[name] = FunctionReplicas(0, (ReplicaAddress(name, address, balanced=True),))
+            self._table[name] = FunctionReplicas(0, (ReplicaAddress(name, address, balanced=True, key=key),))
 
     async def run(self, update: Update) -> None:
         update(self._table)

@@ -271,7 +271,7 @@ def _stored_log(state: Path, name: str, tail: int) -> None:
     default=None,
     help="kubernetes: that of a gateway's home which has another name in the cluster. [default: that of --namespace]",
 )
-@kubernetes_options("feed_url", "feed_secret", "pipelines_claim", "weights_cache", "run_as_user")
+@kubernetes_options("feed_url", "feed_secret", "caller_secret", "pipelines_claim", "weights_cache", "run_as_user")
 @deployment_options
 def stack(
     pipeline: str,

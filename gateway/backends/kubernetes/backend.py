@@ -11,7 +11,7 @@ from typing import Any
 
 from gateway import __version__
 from gateway.activations import Activations
-from gateway.backends.kubernetes.api import Api, ApiError, UnreachableError
+from gateway.backends.kubernetes.api import Api
 from gateway.backends.kubernetes.connection import Connection, connect
 from gateway.backends.kubernetes.namespaces import Namespaces
 from gateway.backends.kubernetes.settings import KubernetesSettings
@@ -195,7 +195,7 @@ class KubernetesBackend(Changes):
         return space
 
     async def _open(self, name: str) -> None:
-        """Follow a namespace. Raises ApiError and UnreachableError."""
+        """Follow a namespace. Raises BackendError."""
         settings = self._settings if name == DEFAULT_NAMESPACE else replace(self._settings, namespace=name)
         space = Space(self.api, settings, name, resizes=self._server >= RESIZES, changed=self._changed)
         await space.start()
@@ -219,7 +219,7 @@ class KubernetesBackend(Changes):
         for name in sorted(wanted - self.spaces.keys()):
             try:
                 await self._open(name)
-            except (ApiError, UnreachableError) as error:
+            except BackendError as error:
                 if name not in self._unread:
                     log.warning("%s", _unread(name, str(error)))
                 self._unread[name] = str(error)

@@ -21,6 +21,7 @@ from gateway.backends.kubernetes.live import (
     takes_live_settings,
 )
 from gateway.backends.kubernetes.placement import placed
+from gateway.backends.kubernetes.secrets import CALLER_KEY
 from gateway.backends.kubernetes.settings import KubernetesSettings
 from gateway.backends.process.quantities import checked_quantity
 from gateway.contract import DEFAULT_NAMESPACE, FunctionSpec, InvalidSpecError
@@ -33,6 +34,7 @@ from platform_words.resources import GPU, GPU_TENTHS, MPS_MEMORY, MPS_PERCENTAGE
 
 SECRETS_FOLDER = "/var/openfaas/secrets"
 FEED_FOLDER = "/var/openfaas/feed"
+CALLER_FOLDER = "/var/openfaas/caller"
 PIPELINES_FOLDER = "/var/smoe/pipelines"
 CACHE_FOLDER = "/var/smoe/cache"
 SETTLE_S = 3
@@ -88,6 +90,11 @@ def check(spec: FunctionSpec) -> None:
     burst_of(spec)
     _probes(spec)
     _grace_s(spec)
+
+
+def of_this_package(spec: FunctionSpec) -> bool:
+    """Whether it serves nodes of a pipeline: others get no pipelines, no replica feed and no key of callers."""
+    return "smoe_pipeline" in spec.env_vars
 
 
 def deployment(spec: FunctionSpec, settings: KubernetesSettings, pull_secrets: frozenset[str]) -> Object:
@@ -311,11 +318,11 @@ def _environment(spec: FunctionSpec, settings: KubernetesSettings) -> list[Objec
         environment[MPS_PERCENTAGE] = str(100 * tenths // GPU_TENTHS)
         if settings.gpu_memory_mb is not None:
             environment[MPS_MEMORY] = f"0={settings.gpu_memory_mb * tenths // GPU_TENTHS}M"
-    if settings.feed_url and settings.feed_secret:
+    if settings.feed_url and settings.feed_secret and of_this_package(spec):
         environment |= {"smoe_feed_url": settings.feed_url, "smoe_feed_token_file": f"{FEED_FOLDER}/feed-token"}
-    if settings.pipelines_claim and "smoe_pipeline" in spec.env_vars:
+    if settings.pipelines_claim and of_this_package(spec):
         environment["smoe_pipelines_dir"] = PIPELINES_FOLDER
-    if settings.weights_cache and "smoe_pipeline" in spec.env_vars:
+    if settings.weights_cache and of_this_package(spec):
         environment["smoe_weights_cache"] = CACHE_FOLDER
     environment |= spec.env_vars
     if spec.env_process.strip():
@@ -326,6 +333,8 @@ def _environment(spec: FunctionSpec, settings: KubernetesSettings) -> list[Objec
         "OPENFAAS_NAMESPACE": spec.namespace,
         "secret_mount_path": SECRETS_FOLDER,
     }
+    if settings.caller_secret and of_this_package(spec):
+        environment["smoe_caller_key_file"] = f"{CALLER_FOLDER}/{CALLER_KEY}"
     if takes_live_settings(spec):  # max_inflight is in that file from the start
         environment.pop("max_inflight", None)
         environment |= {"smoe_live_settings": f"{LIVE_FOLDER}/{LIVE_FILE}", "smoe_live_period": "2s"}
@@ -352,12 +361,14 @@ def _volumes(
     if takes_live_settings(spec):
         item = {"path": LIVE_FILE, "fieldRef": {"fieldPath": f"metadata.annotations['{POD_SETTINGS}']"}}
         mount("live-settings", LIVE_FOLDER, {"downwardAPI": {"items": [item]}})
-    if settings.feed_url and settings.feed_secret:
+    if settings.feed_url and settings.feed_secret and of_this_package(spec):
         mount("replica-feed", FEED_FOLDER, {"secret": {"secretName": settings.feed_secret}})
-    if settings.pipelines_claim and "smoe_pipeline" in spec.env_vars:
+    if settings.caller_secret and of_this_package(spec):
+        mount("caller-key", CALLER_FOLDER, {"secret": {"secretName": settings.caller_secret}})
+    if settings.pipelines_claim and of_this_package(spec):
         claim = {"claimName": settings.pipelines_claim, "readOnly": True}
         mount("pipelines", PIPELINES_FOLDER, {"persistentVolumeClaim": claim})
-    if settings.weights_cache and "smoe_pipeline" in spec.env_vars:
+    if settings.weights_cache and of_this_package(spec):
         folder = {"path": settings.weights_cache, "type": "Directory"}
         mount("weights-cache", CACHE_FOLDER, {"hostPath": folder}, read_only=False)
     return volumes, mounts

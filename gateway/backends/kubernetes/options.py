@@ -61,6 +61,13 @@ _OPTIONS = {
     "feed_secret": click.option(
         "--feed-secret", default=None, help="kubernetes: secret in the functions' namespace with the key feed-token."
     ),
+    "caller_secret": click.option(
+        "--caller-secret",
+        default=None,
+        metavar="NAME",
+        help="kubernetes: secret with the key that functions take calls with; made where it is missing. "
+        "[default: they take anybody's]",
+    ),
     "pipelines_claim": click.option(
         "--pipelines-claim", default=None, help="kubernetes: volume claim with the folder of pipelines."
     ),

@@ -31,6 +31,9 @@ class KubernetesSettings:
     """Address of this gateway's ``/system/replicas`` as functions see it."""
     feed_secret: str | None = None
     """Secret in the functions' namespace with the key ``feed-token``; needed where ``feed_url`` is given."""
+    caller_secret: str | None = None
+    """Secret of each functions' namespace, made where it is missing, with the key that functions of this package take
+    calls with. None: they take anybody's."""
     pipelines_claim: str | None = None
     """Persistent volume claim with the folder of pipelines, mounted read-only where ``smoe_pipeline`` is set."""
     weights_cache: str | None = None
@@ -62,7 +65,7 @@ class KubernetesSettings:
         """A digest of what shapes the templates of functions besides their own specs."""
         names = (
             *("function_port", "image_pull_policy", "run_as_user", "gpu_memory_mb", "feed_url", "feed_secret"),
-            *("pipelines_claim", "weights_cache", "gpu_host_ipc", "lost_s"),
+            *("caller_secret", "pipelines_claim", "weights_cache", "gpu_host_ipc", "lost_s"),
         )
         text = repr([(name, getattr(self, name)) for name in names])
         return hashlib.sha256(text.encode()).hexdigest()[:16]

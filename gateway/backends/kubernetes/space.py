@@ -85,13 +85,16 @@ class Space:
             api, f"{core}/{space}/secrets", SELECTOR, settings, changed_function, metadata_only=True
         )
         self._secrets = Secrets(api, space)
+        self._caller_key = ""
         self._usage = PodUsage(api, space, selector)
         self._keeper = Keeper(api, self._pods_path)
         self._templates = Templates(api, space)
         self._functions = Functions(api, self.deployments, settings, name)
 
     async def start(self) -> None:
-        """Read the namespace once, then follow it. Raises ApiError and UnreachableError where it cannot be read."""
+        """Read the namespace once, then follow it. Raises BackendError where it cannot be read."""
+        if self._settings.caller_secret:
+            self._caller_key = await self._secrets.caller_key(self._settings.caller_secret)
         informers = (self.deployments, self._pods, self._slices, self._secret_names)
         await asyncio.gather(*(informer.load() for informer in informers))
         self._tasks = [asyncio.create_task(informer.follow()) for informer in informers]
@@ -274,6 +277,7 @@ class Space:
             restarts=restarts(pods),
             problems=problems(pods),
             standbys=waiting,
+            caller_key=self._caller_key if objects.of_this_package(spec) else "",
             sleeps=sleeps,
         )
         activated = min(waiting, max(0, len(state.ready) - running))

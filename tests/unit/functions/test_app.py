@@ -56,6 +56,19 @@ def test_an_expert_answers_as_its_program(expert: FunctionApp, bert: Path) -> No
     torch.testing.assert_close(wire.decode(reply.data)["y"], program.run(x)["y"])
 
 
+def test_in_a_container_a_worker_with_a_key_takes_no_call_without_it(bert: Path, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("secret\n")
+    environ = {"smoe_pipeline": str(bert), "smoe_nodes": "expert-0-0", "smoe_caller_key_file": str(tmp_path / "key")}
+    app = ready_app(environ)
+    try:
+        client, body = app.test_client(), wire.encode_bytes({"x": torch.randn(3, 32)})
+        answers = [client.post("/", data=body, headers={"x-smoe-caller-key": key}) for key in ("", "guess", "secret")]
+        assert [answer.status_code for answer in answers] == [403, 403, 200]
+        assert {client.get(path).status_code for path in ("/_/health", "/_/ready", "/metrics")} == {200}
+    finally:
+        app.close()
+
+
 def test_the_function_contract_holds_behind_flask_too(expert: FunctionApp) -> None:
     client = expert.test_client()
     assert client.get("/_/health").status_code == 200

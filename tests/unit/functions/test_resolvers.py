@@ -138,8 +138,8 @@ async def test_a_silent_feed_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch) 
 
 async def test_a_template_names_one_balanced_address_for_each_function() -> None:
     tables: list[Any] = []
-    await TemplateResolver("http://{function}.openfaas-fn:8080", ["m-a", "m-b"]).run(tables.append)
-    address = ReplicaAddress("m-a", "m-a.openfaas-fn:8080", balanced=True)
+    await TemplateResolver("http://{function}.openfaas-fn:8080", ["m-a", "m-b"], "key").run(tables.append)
+    address = ReplicaAddress("m-a", "m-a.openfaas-fn:8080", balanced=True, key="key")
     assert tables[0]["m-a"] == FunctionReplicas(0, (address,))
     assert set(tables[0]) == {"m-a", "m-b"}
 

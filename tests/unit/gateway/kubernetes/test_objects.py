@@ -115,6 +115,19 @@ def test_feed_and_pipelines_are_mounted_where_a_cluster_offers_them() -> None:
     assert {"replica-feed", "pipelines"} <= names
 
 
+def test_functions_of_this_package_alone_are_given_the_feed_and_the_key_of_callers() -> None:
+    settings = KubernetesSettings(feed_url="http://g/", feed_secret="feed", caller_secret="callers")
+    made = deployment(spec("f"), settings)
+    pod = made["spec"]["template"]["spec"]
+    assert environment(made)["smoe_caller_key_file"] == "/var/openfaas/caller/caller-key"
+    assert {"name": "caller-key", "secret": {"secretName": "callers"}} in pod["volumes"]
+    other = deployment(spec("f", env_vars={}), settings)
+    assert not [name for name in environment(other) if name.startswith(("smoe_feed", "smoe_caller"))]
+    assert not {"replica-feed", "caller-key"} & {one["name"] for one in other["spec"]["template"]["spec"]["volumes"]}
+    kept = deployment(spec("f", env_vars={"smoe_pipeline": "m", "smoe_caller_key_file": "/etc/other"}), settings)
+    assert environment(kept)["smoe_caller_key_file"] == "/var/openfaas/caller/caller-key"
+
+
 def test_a_pod_has_time_to_answer_what_it_has_begun() -> None:
     pod = deployment(spec("f", env_vars={"write_timeout": "2m"}))["spec"]["template"]["spec"]
     assert pod["terminationGracePeriodSeconds"] == 128
