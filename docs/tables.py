@@ -34,11 +34,12 @@ from autoscaler.settings import ControllerSettings
 from gateway.main import main as gateway
 from rl.features import NODE_FEATURES, PIPELINE_FEATURES, Feature
 from rl.staffing.features import ARRIVAL_FEATURES, STANDBY_FEATURES
+from simulation.profiles.fit.rows import Row as ProfileRow
 from smoe.cli import cli
 
 ROOT = Path(__file__).resolve().parents[1]
 Row = Sequence[str]
-MARK = re.compile(r"^Table: `python -m docs\.tables ([a-z-]+)`$", re.MULTILINE)
+MARK = re.compile(r"^(?:Table|Rules and settings): `python -m docs\.tables ([a-z-]+)`$", re.MULTILINE)
 """The line of a page that a table takes the place of."""
 METRICS = {
     "ingress": ("functions.serving.metric_names",),
@@ -74,7 +75,17 @@ ELSEWHERE = frozenset({"min_replicas", "max_replicas", "kinds", "triggers", "cla
 
 def filled(page: str) -> str:
     """The page with its tables."""
-    return MARK.sub(lambda match: markdown(*TABLES[match[1]]()), page)
+    return MARK.sub(lambda match: rendered(match[1]), page)
+
+
+def rendered(name: str) -> str:
+    """The table, after the rules of a policy of ``autoscaler``, which its module states."""
+    module = POLICIES.get(name, "").partition(":")[0]
+    rules = inspect.getdoc(importlib.import_module(module)) if module.startswith("autoscaler.policy") else None
+    if rules is None or "-" in name.removeprefix("slo-"):
+        return markdown(*TABLES[name]())
+    paragraphs = re.sub(r":\w+:`(.*?)`", r"`\1`", rules.replace("``", "`").replace(' "ElasticMoE"', " *ElasticMoE*"))
+    return paragraphs + "\n\n" + markdown(*TABLES[name]())
 
 
 def markdown(head: Row, rows: Iterable[Row]) -> str:
@@ -239,6 +250,7 @@ TABLES: dict[str, Callable[[], tuple[Row, list[Row]]]] = {
     "log-windows": lambda: columns(logger.WINDOWS, _WINDOWS),
     "log-pipeline": lambda: columns(logger.PIPELINE, _PIPELINE),
     "log-decisions": lambda: columns(logger.DECISIONS, _DECISIONS),
+    "profile-columns": lambda: (("column", "meaning"), [(name, text) for name, text in docstrings(ProfileRow).items()]),
     "features-node": lambda: features(NODE_FEATURES),
     "features-pipeline": lambda: features(PIPELINE_FEATURES),
     "features-staffing-node": lambda: features(STANDBY_FEATURES),
@@ -251,4 +263,4 @@ if __name__ == "__main__":
     if not names or not set(names) <= set(TABLES):
         sys.exit(f"say one of: {', '.join(TABLES)}")
     for each in names:
-        sys.stdout.write(markdown(*TABLES[each]()) + "\n")
+        sys.stdout.write(rendered(each) + "\n")

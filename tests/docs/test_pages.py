@@ -91,8 +91,9 @@ def test_every_command_is_in_some_page() -> None:
 def test_every_table_made_from_the_code_has_its_place_in_one_page() -> None:
     named = [table for text in TEXTS.values() for table in MARK.findall(text)]
     assert sorted(named) == sorted(TABLES)
-    page = filled("Table: `python -m docs.tables kpa`\n")
-    assert page.startswith("| setting | default | meaning |\n| --- | --- | --- |\n| `metric` | `concurrency` |")
+    page = filled("Rules and settings: `python -m docs.tables kpa`\n")
+    assert page.startswith("Knative's pod autoscaler")
+    assert "\n\n| setting | default | meaning |\n| --- | --- | --- |\n| `metric` | `concurrency` |" in page
 
 
 @pytest.mark.slow

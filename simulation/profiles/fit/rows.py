@@ -21,10 +21,15 @@ class Row:
     """
 
     node: str
+    """Node id, of one node of each type."""
     family: str
+    """What was varied, or the transition."""
     loop: str
+    """paced, closed or open."""
     tokens: int
+    """Tokens of a call."""
     texts: int
+    """Texts of a call."""
     cpu_cores: float
     """Configured."""
     share: float
@@ -32,28 +37,41 @@ class Row:
     period_s: float | None
     """Period of the kernel's CPU limit, as set."""
     memory_mib: int
+    """Memory limit."""
     concurrency: int
+    """Calls at once."""
     rate_rps: float
     """Offered rate of an open loop, 0 otherwise."""
     seed: int
     """Seed of an open loop's arrivals."""
     repeat: int
+    """Number of the repeat."""
     feasible: bool
+    """Whether it ran."""
     note: str
     """Why it is not feasible, or what was odd; empty otherwise."""
     n: int
+    """Calls that were answered."""
     errors: int
+    """Calls that were not."""
     seconds: float
     """How long the measurement took."""
     mean_s: float | None = None
+    """Mean latency."""
     p50_s: float | None = None
+    """Median latency."""
     p95_s: float | None = None
+    """95th percentile."""
     p99_s: float | None = None
+    """99th percentile."""
     sd_s: float | None = None
+    """The sample's standard deviation."""
     quantiles_s: tuple[float, ...] | None = None
     """At even probabilities from 0 to 1 (``QUANTILES`` of them); None for fewer than ``FEWEST`` calls."""
     throughput_rps: float | None = None
+    """Answered calls a second."""
     cpu_s_per_call: float | None = None
+    """CPU seconds, from the replica's cgroup."""
     throttled_part: float | None = None
     """Part of the periods in which the kernel stopped it."""
     waiting_s_per_call: float | None = None
@@ -65,6 +83,7 @@ class Row:
     node_calls: float | None = None
     """Mean calls to segments and experts in one pass (family pass)."""
     memory_bytes: int | None = None
+    """Memory in use, from the replica's cgroup."""
     load1: float = 0.0
     """Load average of the last minute, when it was measured."""
     gpu_share: float = 0.0
