@@ -238,7 +238,9 @@ def measure(
 @click.option("--every", "every_s", default=60.0, type=click.FloatRange(1.0), help="Seconds between two kills.")
 @click.option("--instances", default=3, type=AT_LEAST_1, help="Replicas of every segment.")
 @click.option(
-    "--schedule", default="colocated", type=click.Choice(["colocated", "arrow", "minimal-load", "round-robin"])
+    "--schedule",
+    default="colocated",
+    type=click.Choice(["colocated", "deadline", "arrow", "minimal-load", "round-robin"]),
 )
 @click.option("--load", default=0.7, type=click.FloatRange(0.01, 1), help="Part of what it writes in a closed loop.")
 @click.option("--ingress", is_flag=True, help="Kill the ingress, too; there are two of it then.")

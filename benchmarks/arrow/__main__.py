@@ -8,25 +8,32 @@ Greatest rate at which 90 % of requests keep TTFT and TPOT (targets of the paper
 Arrow and round robin begin with half the instances for prefill; minimal load with every static split, the best of which
 is chosen with hindsight; colocated instances with chunked prefill, the best of several chunks, as a whole 2,048 tokens
 break TPOT. Further opponents (benchmarks.arrow.rules): xllm's rule, convertible decoders with every split, and Arrow
-that knows the lengths of answers. The rate is found by bisection to 3 %, which assumes that attainment falls with the
-rate; ``not_filled`` names those that keep the targets at all rates tried: take more requests. Without public traces the
-synthetic samples are used. Seeds: nothing is random. The last line is one JSON object.
+that knows the lengths of answers. ``deadline`` is this project's own scheduler; next to it what its parts are worth:
+prompts in order of arrival, and the other schedulers with its instances. ``work_rps``: what no scheduler exceeds for
+long without leaving requests late, as each instance can do one second of work a second. ``--tpot`` tightens TPOT. The
+rate is found by bisection to 3 %, which assumes that attainment falls with the rate; ``not_filled`` names those that
+keep the targets at all rates tried: take more requests. Without public traces the synthetic samples are used. Seeds:
+nothing is random. The last line is one JSON object.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 from benchmarks.arrow.rules import ConvertibleDecoders, OracleArrow, XllmRule
-from benchmarks.harness.options import benchmark, data_option
+from benchmarks.harness.options import benchmark, data_option, listed
 from benchmarks.harness.report import print_result, print_table
 from functions.scheduling.arrow import Arrow
 from functions.scheduling.cluster import Scheduler
+from functions.scheduling.deadline import Deadline
+from functions.scheduling.pacing import Pacing
 from functions.scheduling.peers import Colocated, MinimalLoad, RoundRobin
 from functions.scheduling.settings import ArrowSettings, Targets
 from simulation.generation.engine import GenerationSimulation, Outcome, Request
@@ -51,6 +58,15 @@ SLOWEST, FASTEST = 1 / 64, 256.0
 """Bounds of the factor on a trace's own rate."""
 CHUNKS = (256, 512, 1024)
 """Further chunks of colocated instances, tokens."""
+PACED = {
+    "deadline": ("deadline", True),
+    "deadline, in order of arrival": ("deadline", False),
+    "colocated, paced": ("colocated", False),
+    "arrow, paced": ("arrow", False),
+    "colocated, paced, in time first": ("colocated", True),
+    "arrow, paced, in time first": ("arrow", True),
+}
+"""Scheduler, and whether instances put prompts in order, of those whose iterations are paced by what is due."""
 Maker = Callable[[Targets], Scheduler]
 
 
@@ -68,6 +84,7 @@ def makers(instances: int, hardware: Hardware, outputs: list[int] | None = None)
     return {
         "arrow": lambda targets: Arrow(profiles, targets, half),
         "arrow, lengths known": lambda targets: OracleArrow(profiles, targets, half, outputs or []),
+        "deadline": lambda targets: Deadline(profiles, targets),
         "xllm rule": lambda targets: XllmRule(profiles, targets, half, hardware.decode_s),
         "colocated": lambda targets: Colocated(profiles, targets, half),
         "round robin": lambda targets: RoundRobin(profiles, targets, half),
@@ -90,18 +107,26 @@ def requests_of(name: str, data: Path | None, most: int) -> list[Request]:
     return [Request(one.arrival_s - kept[0].arrival_s, one.prompt, one.output) for one in kept[:most]]
 
 
-def outcome_at(requests: list[Request], factor: float, scheduler: Scheduler, hardware: Hardware) -> Outcome:
+def outcome_at(
+    requests: list[Request],
+    factor: float,
+    scheduler: Scheduler,
+    hardware: Hardware,
+    pacing: Pacing | None = None,
+    give_up: tuple[Targets, int] | None = None,
+) -> Outcome:
     faster = [Request(one.arrival_s / factor, one.prompt, one.output) for one in requests]
-    return GenerationSimulation(faster, scheduler, hardware, ArrowSettings().update_s).run()
+    return GenerationSimulation(faster, scheduler, hardware, ArrowSettings().update_s, pacing, give_up).run()
 
 
 def greatest(
-    requests: list[Request], make: Maker, targets: Targets, hardware: Hardware
+    requests: list[Request], make: Maker, targets: Targets, hardware: Hardware, pacing: Pacing | None = None
 ) -> tuple[float, Outcome | None]:
     """The greatest factor that keeps the targets and its outcome; 0 and None where the slowest does not."""
+    most_missed = int((1 - ATTAINMENT) * len(requests) + 1e-9)
 
     def at(factor: float) -> Outcome | None:
-        outcome = outcome_at(requests, factor, make(targets), hardware)
+        outcome = outcome_at(requests, factor, make(targets), hardware, pacing, (targets, most_missed))
         return outcome if outcome.attainment(targets.ttft_s, targets.tpot_s) >= ATTAINMENT else None
 
     low, high, best = SLOWEST, FASTEST, at(SLOWEST)
@@ -114,61 +139,131 @@ def greatest(
     return low, best
 
 
-def compare(name: str, requests: list[Request], targets: Targets, instances: int, hardware: Hardware) -> dict[str, Any]:
-    """Rates in requests a second of one trace, by scheduler."""
+def work_rps(requests: list[Request], instances: int, hardware: Hardware) -> float:
+    """Requests a second whose tokens and context alone take all of the instances' time."""
+    work_s = sum(
+        hardware.prefill_s(one.prompt)
+        + hardware.token_s * (one.output - 1)
+        + hardware.context_s * (one.output - 1) * (one.prompt + one.output / 2)
+        for one in requests
+    )
+    return instances * len(requests) / work_s
+
+
+def compare(
+    name: str,
+    requests: list[Request],
+    targets: Targets,
+    instances: int,
+    hardware: Hardware,
+    only: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """Rates in requests a second of one trace, by scheduler; of ``only`` those, where any are named."""
     own_rps = len(requests) / requests[-1].arrival_s
+    made = makers(instances, hardware, [one.output for one in requests])
     rates: dict[str, float] = {}
-    arrow: Outcome | None = None
-    for scheduler, make in makers(instances, hardware, [one.output for one in requests]).items():
-        factor, outcome = greatest(requests, make, targets, hardware)
+    outcomes: dict[str, Outcome | None] = {}
+    for scheduler, (make, pacing, used) in contenders(made, instances, hardware, targets).items():
+        if only and scheduler not in only:
+            continue
+        factor, outcomes[scheduler] = greatest(requests, make, targets, used, pacing)
         rates[scheduler] = factor * own_rps
-        arrow = outcome if scheduler == "arrow" else arrow
-    for chunk in CHUNKS:
-        smaller = replace(hardware, chunk_tokens=chunk)
-        factor, _ = greatest(requests, makers(instances, smaller)["colocated"], targets, smaller)
-        rates[f"colocated, {chunk}"] = factor * own_rps
-    colocated = max(rate for which, rate in rates.items() if which.startswith("colocated"))
     static = {which: rate for which, rate in rates.items() if which.startswith("minimal load")}
-    best = max(static, key=lambda which: static[which])
+    best = max(static, key=lambda which: static[which], default=None)
+    chunked = _best(rates, "colocated", *(f"colocated, {chunk}" for chunk in CHUNKS))
+    arrow, deadline = outcomes.get("arrow"), rates.get("deadline")
     return {
         "trace": name,
         "requests": len(requests),
         "ttft_s": targets.ttft_s,
         "tpot_s": targets.tpot_s,
         "rps": rates,
+        "work_rps": work_rps(requests, instances, hardware),
+        "ttft_s_at_greatest": {which: tail(outcome) for which, outcome in outcomes.items() if outcome},
         "best_static": best,
         "not_filled": [which for which, rate in rates.items() if rate * PRECISION >= FASTEST * own_rps],
-        "rate_over_best_static": _over(rates["arrow"], rates[best]),
-        "rate_over_colocated": _over(rates["arrow"], colocated),
-        "rate_over_xllm": _over(rates["arrow"], rates["xllm rule"]),
+        "rate_over_best_static": _over(rates.get("arrow"), _best(rates, *static)),
+        "rate_over_colocated": _over(rates.get("arrow"), chunked),
+        "deadline_over_colocated": _over(deadline, chunked),
+        "deadline_in_order_over_colocated": _over(rates.get("deadline, in order of arrival"), chunked),
+        "deadline_over_best_static": _over(deadline, _best(rates, *static)),
+        "deadline_over_arrow": _over(deadline, rates.get("arrow")),
+        "rate_over_xllm": _over(rates.get("arrow"), rates.get("xllm rule")),
         "rate_over_convertible": _over(
-            rates["arrow"], max(rate for which, rate in rates.items() if which.startswith("convertible"))
+            rates.get("arrow"), _best(rates, *(which for which in rates if which.startswith("convertible")))
         ),
-        "oracle_over_arrow": _over(rates["arrow, lengths known"], rates["arrow"]),
+        "oracle_over_arrow": _over(rates.get("arrow, lengths known"), rates.get("arrow")),
         "flips": arrow.flips if arrow else None,
         "lost": arrow.lost if arrow else None,
     }
 
 
-def _over(one: float, other: float) -> float | None:
-    return one / other if other > 0 else None
+def contenders(
+    made: dict[str, Maker], instances: int, hardware: Hardware, targets: Targets
+) -> dict[str, tuple[Maker, Pacing | None, Hardware]]:
+    """By name: scheduler, how its iterations are paced, its instances."""
+    plain = {which: (make, None, hardware) for which, make in made.items() if which not in PACED}
+    smaller = [replace(hardware, chunk_tokens=chunk) for chunk in CHUNKS]
+    chunked = {f"colocated, {one.chunk_tokens}": (makers(instances, one)["colocated"], None, one) for one in smaller}
+    paced = {
+        which: (made[scheduler], Pacing(hardware.profile(), targets, reorder), hardware)
+        for which, (scheduler, reorder) in PACED.items()
+    }
+    return {**plain, **chunked, **paced}
+
+
+def tail(outcome: Outcome) -> dict[str, float]:
+    """TTFT in seconds of the median, the 99th percentile and the last at the greatest rate."""
+    ttft_s = np.array([math.inf if one is None else one for one in outcome.ttft_s])
+    return {"p50": float(np.median(ttft_s)), "p99": float(np.quantile(ttft_s, 0.99)), "max": float(ttft_s.max())}
+
+
+def _best(rates: dict[str, float], *names: str) -> float | None:
+    return max((rates[name] for name in names if name in rates), default=None)
+
+
+def _over(one: float | None, other: float | None) -> float | None:
+    return one / other if one is not None and other else None
 
 
 @benchmark
 @click.option("--instances", type=click.IntRange(2, 32), default=8, help="Of the model.")
 @click.option("--requests", "most", type=click.IntRange(10, 20_000), default=1500, help="First of each trace.")
+@click.option("--tpot", default=1.0, type=click.FloatRange(0.01, 100), help="Times the TPOT targets.")
+@click.option("--traces", default="", callback=listed(str), help="Of the traces, comma list; all by default.")
+@click.option(
+    "--only", default="", callback=listed(str), help="Schedulers by name, ; for the comma in one; all by default."
+)
 @data_option
-def main(instances: int, most: int, data: Path | None) -> None:
+def main(
+    instances: int, most: int, tpot: float, traces: tuple[str, ...], only: tuple[str, ...], data: Path | None
+) -> None:
+    only = tuple(name.replace(";", ",") for name in only)
     folder, hardware = catalog.data_folder(data), Hardware()
     results = [
-        compare(name, requests_of(name, folder, most), targets, instances, hardware)
+        compare(
+            name,
+            requests_of(name, folder, most),
+            Targets(targets.ttft_s, tpot * targets.tpot_s),
+            instances,
+            hardware,
+            only,
+        )
         for name, targets in (TARGETS if folder else SAMPLES).items()
+        if not traces or name in traces
     ]
     rows = [[which, *(f"{one['rps'][which]:.2f}" for one in results)] for which in results[0]["rps"]]
     print_table("Simulated: greatest requests/s at 90 %", ["scheduler", *(one["trace"] for one in results)], rows)
     print(f"modelled instance: {asdict(hardware)}; {ArrowSettings()}")
     keys = (
         *("rate_over_best_static", "rate_over_colocated", "rate_over_xllm", "rate_over_convertible"),
+        *(
+            "deadline_over_colocated",
+            "deadline_in_order_over_colocated",
+            "deadline_over_best_static",
+            "deadline_over_arrow",
+            "work_rps",
+        ),
         *("oracle_over_arrow", "flips", "lost", "not_filled"),
     )
     by_trace = {key: {one["trace"]: one[key] for one in results} for key in keys}

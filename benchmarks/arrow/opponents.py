@@ -45,6 +45,7 @@ def schedules(instances: int) -> dict[str, dict[str, str]]:
     half = {"smoe_prefill_instances": str(max(1, instances // 2))}
     return {
         "colocated": {"smoe_schedule": "colocated"},
+        "deadline": {"smoe_schedule": "deadline"},
         "arrow": {"smoe_schedule": "arrow", **half},
         "round-robin": {"smoe_schedule": "round-robin", **half},
         **{

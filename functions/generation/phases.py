@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, TypeVar
@@ -18,6 +18,8 @@ from functions.generation.run import InstanceRun
 from functions.generation.texts import Text
 from functions.scheduling.arrow import Arrow
 from functions.scheduling.cluster import Scheduler
+from functions.scheduling.deadline import Deadline
+from functions.scheduling.pacing import Pacing, Prompt
 from functions.scheduling.peers import MinimalLoad, RoundRobin
 from functions.scheduling.predictor import Profile
 from functions.serving.settings import ScheduleSettings
@@ -46,6 +48,8 @@ class _Dispatched:
     request: int
     decoding: bool = False
     generated: int = 0
+    first_s: float = 0.0
+    """When its prompt was computed."""
     last_s: float = 0.0
     """When its last token here was chosen."""
 
@@ -56,6 +60,8 @@ class Phases:
 
     scheduler: Scheduler
     update_s: float
+    paced: bool = False
+    """Whether prompts are computed by when they are due, in the room that decodes leave."""
     runs: dict[int, InstanceRun] = field(default_factory=dict)
     flips: deque[Flip] = field(default_factory=lambda: deque(maxlen=REMEMBERED_FLIPS))
     decisions_s: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED_DECISIONS))
@@ -90,12 +96,39 @@ class Phases:
         iteration alone: waiting and transfer are not the instance's speed."""
         held = self._held[text]
         if not held.decoding:
-            held.decoding = True
+            held.decoding, held.first_s = True, now_s
             return self.runs[self._decide(lambda: self.scheduler.decode(held.request, now_s))]
         begun_s = held.last_s if held.generated else since_s
         held.generated, held.last_s = held.generated + 1, now_s
         self.scheduler.generated(self._names[run], 1, now_s - begun_s)
         return run
+
+    def pace(
+        self, run: InstanceRun, decodes: Sequence[Text], prompts: list[Text], room: int, now_s: float
+    ) -> tuple[list[Text], int]:
+        """In which order an instance computes its ``prompts`` next to ``decodes``, and how many tokens of them in the
+        next iteration, at most ``room``."""
+        if not self.paced:
+            return prompts, room
+        targets = self.scheduler.targets
+        pacing = Pacing(self.scheduler.instances[self._names[run]].profile, targets)
+        waiting = (
+            Prompt(place, text.moved_s + targets.ttft_s, pacing.work_s(text.kept, len(text.tokens)))
+            for place, text in enumerate(prompts)
+        )
+        ordered = [prompts[one.name] for one in pacing.order(waiting, now_s)]
+        if not decodes:
+            return ordered, room
+        slack_s = min(self._due_s(text) for text in decodes) - now_s
+        context = sum(len(text.tokens) for text in decodes)
+        return ordered, pacing.room(room, context, slack_s, ordered[0].kept)
+
+    def _due_s(self, text: Text) -> float:
+        """When a text's next token is due."""
+        held, targets = self._held[text], self.scheduler.targets
+        if not held.decoding:
+            return text.moved_s + targets.ttft_s
+        return held.first_s + (held.generated + 1) * targets.tpot_s
 
     def left(self, text: Text) -> None:
         """A text has ended, or begins again."""
@@ -128,7 +161,7 @@ class Phases:
         return {
             self.runs[one.name]: {
                 "instance": one.name,
-                "role": one.role.value,
+                "role": one.role.value if self.scheduler.roles else "both",
                 "prefills": len(one.prefills),
                 "prefill_s": one.prefill_s,
                 "decodes": len(one.decodes),
@@ -164,6 +197,8 @@ def phases_of(settings: ScheduleSettings) -> Phases | None:
     scheduler: Scheduler
     if settings.rule == "arrow":
         scheduler = Arrow({}, settings.targets, settings.prefill, settings.arrow)
+    elif settings.rule == "deadline":
+        return Phases(Deadline({}, settings.targets), settings.arrow.update_s, paced=True)
     else:
         rule = MinimalLoad if settings.rule == "minimal-load" else RoundRobin
         scheduler = rule({}, settings.targets, settings.prefill)

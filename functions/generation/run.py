@@ -306,10 +306,13 @@ class InstanceRun:
 
     def _next_iteration(self) -> Iteration:
         iteration = [(text, 1) for text in self.texts if len(text.tokens) - text.kept == 1]
+        prompts = [text for text in self.texts if len(text.tokens) - text.kept > 1]
         room = ITERATION_TOKENS - len(iteration)
-        for text in self.texts:
+        if self._monitor is not None and prompts:
+            prompts, room = self._monitor.pace(self, [text for text, _ in iteration], prompts, room, self._loop.time())
+        for text in prompts:
             left = len(text.tokens) - text.kept
-            if left > 1 and room > 0:
+            if room > 0:
                 most = min(room, self.instance.scored_tokens) if text.scoring else room
                 iteration.append((text, min(left, most)))
                 room -= left

@@ -73,6 +73,9 @@ class Instance:
 class Scheduler(ABC):
     """Bookkeeping around two choices. All methods raise SchedulingError for requests and instances it does not have."""
 
+    roles = True
+    """Whether an instance's role means anything."""
+
     def __init__(self, profiles: Mapping[int, Profile], targets: Targets, prefill: int) -> None:
         """The first ``prefill`` of the instances begin with prefill, the others with decode; so do those that
         :meth:`add` brings. A phase without an instance is computed by those of the other."""

@@ -35,6 +35,8 @@ class RoundRobin(Scheduler):
 class Colocated(Scheduler):
     """No split: a request stays where it was prefilled, next to the chunks of other prompts."""
 
+    roles = False
+
     def choose_prefill(self, tokens: int, now_s: float) -> Instance:
         return min(self.instances.values(), key=self._load)
 

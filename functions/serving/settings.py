@@ -12,7 +12,7 @@ from functions.scheduling.settings import ArrowSettings, SchedulingError, Target
 
 Dispatch = Literal["auto", "least-loaded", "local-first", "round-robin", "random", "token-balanced", "aebs"]
 Engine = Literal["torch", "numpy"]
-Rule = Literal["colocated", "arrow", "minimal-load", "round-robin"]
+Rule = Literal["colocated", "deadline", "arrow", "minimal-load", "round-robin"]
 Transfer = Literal["direct", "two-phase", "adaptive"]
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0, "": 1.0}
@@ -45,7 +45,8 @@ class ScheduleSettings:
     """Which instances of a decoder prefill and which decode (docs/decisions/0017-arrow.md)."""
 
     rule: Rule = "colocated"
-    """``smoe_schedule``. ``colocated``: a text stays where its prompt is computed. ``minimal-load``, ``round-robin``:
+    """``smoe_schedule``. ``colocated``: a text stays where its prompt is computed. ``deadline``: no roles, what is due
+    first is computed first. ``minimal-load``, ``round-robin``:
     roles that never change."""
     targets: Targets = field(default_factory=lambda: Targets(2.0, 0.15))
     """``smoe_ttft``, ``smoe_tpot``."""

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from functions.scheduling.cluster import Scheduler
+from functions.scheduling.pacing import Pacing, Prompt
+from functions.scheduling.settings import Targets
 from simulation.generation.hardware import Part, Times
 
 
@@ -66,12 +68,28 @@ class _Instance:
     arriving: deque[tuple[int, int]] = field(default_factory=deque)
     """(request, source) of transfers that wait."""
     receiving: bool = False
+    changed: bool = True
+    """Whether prompts have come or gone since they were put in order."""
+    due: list[tuple[float, int]] = field(default_factory=list)
+    """Heap of (when its next token would have been due at iteration 0, request) of the batch, and of some that left."""
 
 
 class GenerationSimulation:
     """One run of one scheduler; ``run`` may be called once. ``requests`` in order of arrival."""
 
-    def __init__(self, requests: Sequence[Request], scheduler: Scheduler, hardware: Times, update_s: float = 1.0):
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        scheduler: Scheduler,
+        hardware: Times,
+        update_s: float = 1.0,
+        pacing: Pacing | None = None,
+        give_up: tuple[Targets, int] | None = None,
+    ):
+        """``pacing``: how instances share an iteration; None: prompts as they came, in parts of one size. ``give_up``:
+        stop once more than so many requests have missed these targets, as what is left does not matter then."""
+        self._pacing, self._give_up = pacing, give_up
+        self._missed: set[int] = set()
         self._requests, self._scheduler, self._hardware, self._update_s = requests, scheduler, hardware, update_s
         self._instances = {name: _Instance(name, hardware.kv_tokens) for name in scheduler.instances}
         self._first: list[float | None] = [None] * len(requests)
@@ -111,11 +129,23 @@ class GenerationSimulation:
 
     def _arrival(self, at: int) -> None:
         request = self._requests[at]
+        if self._give_up is not None:
+            self._at(self._now + self._give_up[0].ttft_s * (1 + 1e-9), "due", at)
         if request.prompt + request.output > self._hardware.kv_tokens:
             return  # fits on no instance: lost
         instance = self._instances[self._scheduler.prefill(at, request.prompt, self._now)]
         instance.prompts.append([at, -1])
+        instance.changed = True
         self._begin(instance)
+
+    def _due(self, at: int) -> None:
+        if self._first[at] is None:
+            self._miss(at)
+
+    def _miss(self, at: int) -> None:
+        self._missed.add(at)
+        if self._give_up is not None and len(self._missed) > self._give_up[1]:
+            self._events.clear()
 
     def _begin(self, instance: _Instance) -> None:
         """The next iteration: decodes first, then prompts in order."""
@@ -124,15 +154,47 @@ class GenerationSimulation:
         for at in instance.joining:
             heapq.heappush(instance.ends, (instance.iteration + self._requests[at].output - 1, at))
             instance.context += self._requests[at].prompt + 1
+            if self._pacing is not None:
+                first_s = self._first[at] or 0.0
+                heapq.heappush(instance.due, (first_s - instance.iteration * self._pacing.targets.tpot_s, at))
         instance.joining.clear()
         batch = len(instance.ends)
-        parts, ended = self._chunk(instance, max(self._hardware.chunk_tokens - batch, 0))
+        parts, ended = self._chunk(instance, self._room(instance, batch))
         if batch == 0 and not parts:
             return
         instance.running = True
         self._chunks[instance.name] = ended
         seconds = self._hardware.iteration(batch, instance.context, parts)
         self._at(self._now + seconds, "iterated", instance.name, batch, round(seconds * 1e9))
+
+    def _room(self, instance: _Instance, batch: int) -> int:
+        """Tokens of prompts in the next iteration, whose prompts are put in order."""
+        most = max(self._hardware.chunk_tokens - batch, 0)
+        pacing = self._pacing
+        if pacing is None or not instance.prompts:
+            return most
+        if instance.changed:
+            waiting = {head[0]: head for head in instance.prompts}
+            ordered = pacing.order(
+                (
+                    Prompt(
+                        at,
+                        self._requests[at].arrival_s + pacing.targets.ttft_s,
+                        pacing.work_s(max(head[1], 0), self._requests[at].prompt),
+                    )
+                    for at, head in waiting.items()
+                ),
+                self._now,
+            )
+            instance.prompts = deque(waiting[one.name] for one in ordered)
+            instance.changed = False
+        while instance.due and self._end[instance.due[0][1]] is not None:
+            heapq.heappop(instance.due)
+        if not batch:
+            return most
+        slack_s = instance.due[0][0] + (instance.iteration + 1) * pacing.targets.tpot_s - self._now
+        head = instance.prompts[0]
+        return pacing.room(most, instance.context, slack_s, max(head[1], 0))
 
     def _chunk(self, instance: _Instance, room: int) -> tuple[list[Part], list[int]]:
         """The prompts' parts in one iteration, and the requests whose prompts end."""
@@ -153,6 +215,7 @@ class GenerationSimulation:
             if head[1] == request.prompt:
                 ended.append(head[0])
                 instance.prompts.popleft()
+                instance.changed = True
         return parts, ended
 
     def _iterated(self, name: int, batch: int, nanoseconds: int) -> None:
@@ -172,6 +235,9 @@ class GenerationSimulation:
     def _ended(self, instance: _Instance, at: int) -> None:
         request = self._requests[at]
         self._end[at] = self._now
+        tpot_s = self._tpot(at)
+        if self._give_up is not None and tpot_s is not None and tpot_s > self._give_up[0].tpot_s:
+            self._miss(at)
         instance.context -= request.prompt + request.output
         instance.free_kv += request.prompt + request.output
         self._scheduler.finish(at, request.output - 1)

@@ -125,7 +125,7 @@ _REPLICAS = [
     ),
     click.option(
         "--schedule",
-        type=click.Choice(("colocated", "arrow", "minimal-load", "round-robin")),
+        type=click.Choice(("colocated", "deadline", "arrow", "minimal-load", "round-robin")),
         default=_DEFAULTS.schedule,
         show_default=True,
         help="Decoders: which instances compute prompts and which go on with texts.",
@@ -135,14 +135,14 @@ _REPLICAS = [
         type=click.FloatRange(min=1),
         default=_DEFAULTS.ttft_ms,
         show_default=True,
-        help="arrow: time to first token to keep, in milliseconds.",
+        help="deadline, arrow: time to first token to keep, in milliseconds.",
     ),
     click.option(
         "--tpot-ms",
         type=click.FloatRange(min=0.1),
         default=_DEFAULTS.tpot_ms,
         show_default=True,
-        help="arrow: mean time per further token to keep, in milliseconds.",
+        help="deadline, arrow: mean time per further token to keep, in milliseconds.",
     ),
     click.option(
         "--prefill-instances",

@@ -330,7 +330,7 @@ def check_schedule(manifest: Manifest, options: Mapping[str, Any]) -> None:
     instances, prefill = options["instances"], options["prefill_instances"]
     if manifest.task != "causal-lm" and (instances > 1 or options["schedule"] != "colocated"):
         raise click.UsageError(f"--instances and --schedule are for decoders; {manifest.name} is none")
-    if options["schedule"] == "colocated":
+    if options["schedule"] in ("colocated", "deadline"):
         if prefill is not None:
             raise click.UsageError("--prefill-instances goes with --schedule arrow, minimal-load or round-robin")
     elif instances < 2 or (prefill is not None and prefill >= instances):

@@ -64,12 +64,28 @@ def test_texts_that_move_write_what_the_whole_model_writes(
 
 
 @pytest.mark.slow
-def test_a_dead_source_means_prefill_again_and_no_lost_request(pipeline_of: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize("rule", ["arrow", "deadline"])
+def test_a_dead_source_means_prefill_again_and_no_lost_request(rule: str, pipeline_of: Callable[[str], Path]) -> None:
     decoder = pipeline_of("mixtral")
     wanted = generate(WholeModel(decoder), PROMPTS, 30)
-    with served(decoder, "arrow", smoe_ttft="60s", smoe_tpot="10s") as pipeline, ThreadPoolExecutor(8) as pool:
+    with served(decoder, rule, smoe_ttft="60s", smoe_tpot="10s") as pipeline, ThreadPoolExecutor(8) as pool:
         until_ready(pipeline)
         running = [pool.submit(written, pipeline, prompt, 30) for prompt in PROMPTS * 4]
         victim = next(worker for worker in pipeline.workers if "segment-1" in worker.function)
         os.kill(victim.pid, signal.SIGKILL)
         assert [one.result(timeout=100) for one in running] == [one.text for one in wanted] * 4
+
+
+@pytest.mark.slow
+def test_instances_without_roles_write_what_the_whole_model_writes_whatever_is_late(
+    pipeline_of: Callable[[str], Path],
+) -> None:
+    decoder = pipeline_of("mixtral")
+    wanted = [one.text for one in generate(WholeModel(decoder), PROMPTS, 12)]
+    with served(decoder, "deadline", smoe_ttft="1ms", smoe_tpot="1ms") as pipeline:
+        until_ready(pipeline)
+        with ThreadPoolExecutor(8) as pool:
+            texts = list(pool.map(lambda prompt: written(pipeline, prompt, 12), PROMPTS * 4))
+        document = generation(pipeline)
+    assert texts == wanted * 4
+    assert {one["role"] for one in document["instances"]} == {"both"} and document["flips"] == 0

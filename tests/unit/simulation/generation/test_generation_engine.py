@@ -7,6 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from functions.scheduling.arrow import Arrow
+from functions.scheduling.deadline import Deadline
+from functions.scheduling.pacing import Pacing
 from functions.scheduling.peers import Colocated, MinimalLoad, RoundRobin
 from functions.scheduling.settings import Targets
 from simulation.generation.engine import GenerationSimulation, Outcome, Request
@@ -40,6 +42,36 @@ def test_colocated_decodes_share_iterations_with_the_next_prompt() -> None:
     assert outcome.transfers == 0
 
 
+def paced(requests: list[Request], tpot_s: float) -> Outcome:
+    """One instance by what is due."""
+    targets = Targets(10.0, tpot_s)
+    pacing = Pacing(ROUND.profile(10), targets)
+    return GenerationSimulation(requests, Deadline({0: ROUND.profile(10)}, targets), ROUND, pacing=pacing).run()
+
+
+def test_prompts_get_the_room_that_decodes_leave() -> None:
+    requests = [Request(0.0, 50, 11), Request(0.1, 300, 1)]
+    outcome = paced(requests, 1.5)
+    # A decode alone takes 1.01 s, with a whole part of 100 tokens 2 s.
+    assert 1.2 < outcome.tpot_s[0] <= 1.5
+    assert outcome.ttft_s[1] > 1.5 + 2 + 2 + 2 + 1.01 - 0.1
+
+
+def test_of_prompts_that_cannot_all_be_in_time_the_long_one_waits() -> None:
+    outcome = paced([Request(0.0, 400, 1), *(Request(0.1, 100, 1) for _ in range(3))], 1.5)
+    assert [ttft_s <= 10 for ttft_s in outcome.ttft_s] == [False, True, True, True]
+
+
+def test_a_run_that_is_given_up_would_have_missed_as_many() -> None:
+    requests = [Request(0.1 * at, 200, 3) for at in range(30)]
+    missed = 30 - round(30 * run(Colocated, requests).run().attainment(10.0, 2.0))
+    assert missed > 3
+    for most in (missed - 1, missed):
+        scheduler = Colocated(dict.fromkeys(range(2), ROUND.profile(10)), TARGETS, 1)
+        outcome = GenerationSimulation(requests, scheduler, ROUND, give_up=(TARGETS, most)).run()
+        assert (outcome.lost > 0) == (most < missed)
+
+
 def test_context_makes_iterations_longer() -> None:
     hardware = Hardware(1.0, 0.0, 0.0, 0.01, 100, 10_000, 1, 1e9)
     outcome = run(Colocated, [Request(0.0, 10, 3)], hardware).run()
@@ -51,14 +83,17 @@ def test_a_request_that_fits_nowhere_is_lost_and_the_others_are_not() -> None:
 
 
 @pytest.mark.parametrize("rule", [Arrow, MinimalLoad, RoundRobin, Colocated])
+@pytest.mark.parametrize("paced", [False, True])
 @given(
     work=st.lists(st.tuples(st.floats(0, 5), st.integers(1, 400), st.integers(1, 20)), min_size=1, max_size=25),
     instances=st.integers(2, 4),
 )
 @settings(max_examples=40, deadline=None)
-def test_every_request_ends_and_all_room_is_given_back(rule, work, instances: int) -> None:
+def test_every_request_ends_and_all_room_is_given_back(rule, paced: bool, work, instances: int) -> None:
     requests = sorted((Request(*one) for one in work), key=lambda one: one.arrival_s)
-    simulation = run(rule, requests, instances=instances)
+    scheduler = rule(dict.fromkeys(range(instances), ROUND.profile(10)), TARGETS, 1)
+    pacing = Pacing(ROUND.profile(10), TARGETS) if paced else None
+    simulation = GenerationSimulation(requests, scheduler, ROUND, pacing=pacing)
     outcome = simulation.run()
     assert outcome.lost == 0
     for at, request in enumerate(requests):
