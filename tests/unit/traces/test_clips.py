@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.parameters import examples
 from traces import arrival_process as placement
 from traces import catalog, loading
 from traces.catalog import SAMPLES
@@ -254,7 +255,7 @@ def test_senseless_request_ranges_are_refused(fewest: int, most: int) -> None:
         hours(FUNCTIONS, fewest, most)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.integers(0, 10_000), st.sampled_from([0.5, 2.0, 5.0]))
 def test_streaming_an_arrivals_hour_gives_the_trace_cv(seed: int, cv: float) -> None:
     from traces.batches import Batch

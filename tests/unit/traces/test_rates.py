@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.parameters import examples
 from traces import scale
 from traces.dispersion import MINUTE_S, SCALES_S, counts, dispersion, dispersions, expected
 from traces.errors import TraceError
@@ -39,7 +40,7 @@ def test_a_sum_keeps_each_requests_tokens_where_all_parts_have_them() -> None:
         scale.superpose([], "sum")
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.sampled_from([0.4, 0.7, 2.5]), st.integers(0, 1000))
 def test_a_sum_of_independent_streams_has_the_mean_of_their_indices_and_a_cv_nearer_to_one(
     cv: float, seed: int
@@ -52,7 +53,7 @@ def test_a_sum_of_independent_streams_has_the_mean_of_their_indices_and_a_cv_nea
     assert abs(total.iat_cv - 1) < abs(parts[0].iat_cv - 1) / 2
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.floats(0.05, 1), st.floats(0.3, 4), st.integers(0, 1000))
 def test_thinning_leaves_the_share_p_of_the_excess_over_one(keep: float, cv: float, seed: int) -> None:
     trace = synthetic(100_000, 3600.0, cv, seed)
@@ -62,7 +63,7 @@ def test_thinning_leaves_the_share_p_of_the_excess_over_one(keep: float, cv: flo
         assert dispersions(thinned)[scale_s] == pytest.approx(theory[scale_s], rel=most)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.lists(st.integers(0, 60), min_size=60, max_size=60), st.floats(1.5, 200), st.integers(0, 1000))
 def test_many_users_have_the_mean_and_variance_of_a_cox_process(requests: list[int], factor: float, seed: int) -> None:
     """Given the rate path, counts are Poisson: mean f c in every minute, and an index of 1 + f Var(c) / E(c)."""

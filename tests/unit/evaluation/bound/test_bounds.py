@@ -18,6 +18,7 @@ from evaluation.bound.loads import WindowLoad, expected_tables, peak_tokens, win
 from evaluation.bound.oracle import alone, cheapest_feasible, simulate_numbers
 from evaluation.bound.physics import Physics
 from simulation.engine.requests import Requests
+from tests.parameters import examples
 from tests.unit.evaluation.bound.builders import FOUR, PRICES, requests, window, with_slo, workload
 
 METERS: tuple[Meter, Meter] = ("busy", "provisioned")
@@ -84,7 +85,7 @@ def test_an_slo_below_all_work_cannot_be_met_by_anyone_and_the_work_still_costs(
     assert not bound.reachable and 0 < bound.cost <= every["busy"][:, 0].min()
 
 
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=examples(20))
 @given(st.integers(0, 10_000), st.floats(5.0, 200.0), st.floats(0.008, 0.08))
 def test_no_choice_of_a_larger_space_that_meets_the_slo_is_cheaper(seed: int, rate: float, slo_s: float) -> None:
     space = ConfigurationSpace(128, 1024, 64, (1.0, 3.0, 6.0), (0.1, 0.5), 1, 4, 1, 10)

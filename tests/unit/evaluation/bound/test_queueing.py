@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evaluation.bound.queueing import serve
+from tests.parameters import examples
 
 
 def one(rate: float, alone_s: float, speedup: list[float], p: int, c: int) -> tuple[float, float]:
@@ -38,7 +39,7 @@ def by_balance(
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=examples(20))
 @given(
     st.floats(0.1, 0.85),
     st.floats(0.01, 3.0),

@@ -28,6 +28,7 @@ from rl.faasconf.networks import Actor
 from rl.faasconf.policy import WEIGHTS, FaasconfPolicy, Pipeline
 from simulation.workloads.paper import PAPER_WORKLOADS, paper_workload
 from simulation.workloads.workload import Workload
+from tests.parameters import examples
 from tests.unit.rl.faasconf.conftest import Observe, node_of
 
 
@@ -98,7 +99,7 @@ def test_old_data_is_not_decided_on(pipeline: Pipeline, observe: Observe) -> Non
     assert pipeline.states(replace(observe(), stale=True)) is None
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.integers(0, 10**6), st.floats(0, 1e7), st.floats(0, 1e4), st.floats(0, 10))
 def test_proposals_are_in_the_space_and_keep_eq_2(seed: int, peak: float, load_per_s: float, latency_s: float) -> None:
     workload = paper_workload("bert-4")
