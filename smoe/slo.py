@@ -33,6 +33,18 @@ def call_s(flops: float) -> float:
     return CALL_S + flops / FLOPS_PER_S
 
 
+TTFT_TIMES, TPOT_TIMES = 5.0, 3.0
+"""What a decoder's targets are of what a lone text takes, where none are given."""
+ROUND_MS = tuple(digit * 10**power for power in range(6) for digit in (1, 1.5, 2, 3, 5, 7.5))
+
+
+def token_targets_ms(ttft_s: float, tpot_s: float) -> tuple[float, float]:
+    """Round targets of TTFT and TPOT, in milliseconds, for a decoder whose lone text takes so many seconds."""
+    wanted = (1000 * TTFT_TIMES * ttft_s, 1000 * TPOT_TIMES * tpot_s)
+    first, following = (next((step for step in ROUND_MS if step >= least), least) for least in wanted)
+    return first, following
+
+
 def round_slo_s(least_s: float) -> float:
     """The first of ``STEPS_S`` that is at least ``least_s`` seconds, else ``least_s`` itself."""
     return next((step_s for step_s in STEPS_S if step_s >= least_s), least_s)

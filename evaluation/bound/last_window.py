@@ -181,12 +181,20 @@ def workload_of(making: Making, making_settings: MakingSettings) -> Workload:
     """What is planned with: seconds of calls by the settings, Φ, prices and λ of the controller. Raises
     SettingsError."""
     workload = _workload(making, making_settings)
-    if making.settings.slo_s is not None:
-        workload = replace(workload, slo_s=making.settings.slo_s)
+    slo_s = pass_slo_s(making)
+    if slo_s is not None:
+        workload = replace(workload, slo_s=slo_s)
     space = making.limits.space
     if making_settings.profile and not making_settings.cluster:
         space = replace(space, gpu_shares=())
     return replace(workload, space=space, prices=making.prices, alpha=making.limits.alpha)
+
+
+def pass_slo_s(making: Making) -> float | None:
+    """λ of one pass: of a decoder, each of whose passes writes a token of every text, the target of TPOT where there
+    is one; of others that of requests."""
+    settings = making.settings
+    return settings.tpot_s if making.topology.generates and settings.tpot_s is not None else settings.slo_s
 
 
 def _workload(making: Making, making_settings: MakingSettings) -> Workload:
@@ -206,9 +214,9 @@ def _workload(making: Making, making_settings: MakingSettings) -> Workload:
 
 def _measured(making: Making, making_settings: MakingSettings) -> Workload:
     """The pipeline on the machine of a profile, or with ``cluster`` on one with GPU shares."""
-    slo_s = making.settings.slo_s
+    slo_s = pass_slo_s(making)
     if slo_s is None:
-        raise SettingsError("slo_s is None; last-window plans for a latency target (--slo-ms)")
+        raise SettingsError("slo_s is None; last-window plans for a latency target (--slo-ms, of a decoder --tpot-ms)")
     profile = named(
         Path(making_settings.profile), making.topology, making_settings.other_machine or making_settings.cluster
     )

@@ -15,7 +15,7 @@ from autoscaler.contract import Configuration, Memory, Observation, Policy, Prop
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making
 from evaluation.bound.last_window import MakingSettings as PlannerSettings
-from evaluation.bound.last_window import workload_of
+from evaluation.bound.last_window import pass_slo_s, workload_of
 from rl.agent.contract import Batch, Floats32
 from rl.agent.doubts import RANGES, Doubts
 from rl.agent.errors import NetworkError
@@ -148,8 +148,10 @@ def make_rule(making: Making) -> Policy:
 def make(making: Making) -> Policy:
     """For ``--policy rl.staffing.policy:make``; settings in ``--policy-settings FILE``. Raises SettingsError."""
     settings = making.settings_as(LearntSettings)
-    if making.settings.slo_s is None:
-        raise SettingsError("slo_s is None; the staffing policy decides for a latency target (--slo-ms)")
+    if pass_slo_s(making) is None:
+        raise SettingsError(
+            "slo_s is None; the staffing policy decides for a target (--slo-ms, of a decoder --tpot-ms)"
+        )
     if not settings.actor:
         raise SettingsError("actor is empty; name the file of a trained staffing actor")
     try:

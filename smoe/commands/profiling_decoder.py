@@ -58,9 +58,8 @@ def profile_decoder(
         try:
             client = GatewayClient.from_state(Path(work))
             lifecycle.deploy_pipeline(client, manifest, DeploymentSettings())
-            numbers = manifest.architecture.get("decoder", manifest.architecture)
             url = f"{client.url}/function/{manifest.name}"
-            decoder = Decoder(url, manifest.name, int(numbers["vocab_size"]), int(numbers["max_positions"]))
+            decoder = Decoder.of(manifest, url)
             with Progress(console=console, transient=True) as bar:
                 tokens = sum(max(texts, 1) * length for texts, length in points(decoder, settings))
                 task = bar.add_task("measuring", total=tokens * settings.repeats)

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import click
@@ -21,6 +22,7 @@ from gateway.options import listening_options
 from moe.manifest import Manifest
 from placement.moves.managers import NodeSettings, start_nodes
 from platform_words.memory import container_memory, runtime_memory
+from simulation.profiles.model.errors import ProfileError
 from smoe import lifecycle
 from smoe.commands.options import (
     connect,
@@ -33,7 +35,10 @@ from smoe.commands.options import (
 from smoe.deployment import DeploymentSettings, render_stack
 from smoe.errors import SmoeError
 from smoe.pipelines import ensure_pipeline
+from smoe.slo import token_targets_ms
 
+LONE_TEXT_S = 60.0
+"""Time in which a decoder that has just come up has to write a text."""
 NEW_TOKENS = 32
 """Tokens that ``invoke`` has a decoder write at most by default."""
 
@@ -101,7 +106,9 @@ def up(
     of_state = "" if state == Path(".smoe") else f" --state {state}"
     click.echo(f"gateway    {client.url}   user admin, password in {state / 'secrets' / 'basic-auth-password'}")
     click.echo(f"page       {client.url}/ui/   with that user and password")
-    for line in _next_steps(manifest, client.url, of_state):
+    with console.status("measuring a lone text"):
+        targets = _token_targets(manifest, client.url)
+    for line in _next_steps(manifest, client.url, of_state, targets):
         click.echo(line)
     if not foreground:
         click.echo(f"stop       smoe down{of_state}")
@@ -302,8 +309,27 @@ def stack(
     click.echo(render_manifests(manifest, settings, cluster, namespace), nl=False)
 
 
-def _next_steps(manifest: Manifest, url: str, of_state: str) -> list[str]:
-    """What to do with a pipeline that is up."""
+def _token_targets(manifest: Manifest, url: str) -> str:
+    """Options of a decoder's targets, from what a lone text takes now; empty where none can be written."""
+    if manifest.task != "causal-lm":
+        return ""
+    from simulation.profiles.generation.measure import Decoder, Settings, measure
+
+    decoder = Decoder.of(manifest, f"{url}/function/{manifest.name}")
+    try:
+        samples = measure(decoder, Settings((64,), ((1, 64),), tokens=8, repeats=1, timeout_s=LONE_TEXT_S))
+    except ProfileError:
+        return ""
+    firsts, intervals = ([one.seconds for one in samples if (one.texts > 0) == decodes] for decodes in (False, True))
+    if not firsts or not intervals:
+        return ""
+    ttft_ms, tpot_ms = token_targets_ms(median(firsts), median(intervals))
+    return f"--ttft-ms {ttft_ms:g} --tpot-ms {tpot_ms:g}"
+
+
+def _next_steps(manifest: Manifest, url: str, of_state: str, targets: str = "") -> list[str]:
+    """What to do with a pipeline that is up; ``targets``: options of a decoder's."""
+    policy = f"slo-aware {targets}" if targets else "hpa" if manifest.task == "causal-lm" else "hpa --slo-ms 1000"
     if manifest.task == "embedding":
         first = f'try        curl -s {url}/function/{manifest.name} -d \'{{"inputs": "a sentence"}}\''
     else:
@@ -312,7 +338,7 @@ def _next_steps(manifest: Manifest, url: str, of_state: str) -> list[str]:
         first,
         f"           OpenAI's API at {url}/v1, model {manifest.name}",
         f"watch      smoe status{of_state}    or live: smoe top {manifest.name}{of_state}",
-        f"scale      smoe autoscale --pipeline {manifest.name}{of_state} --policy hpa --slo-ms 1000",
+        f"scale      smoe autoscale --pipeline {manifest.name}{of_state} --policy {policy}",
     ]
 
 

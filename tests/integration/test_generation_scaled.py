@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import openai
 import pytest
+from click.testing import CliRunner
 
 from autoscaler.build import build_controller
 from autoscaler.contract import TickReport
@@ -23,6 +25,8 @@ from gateway.client.state import read_password
 from moe.preset import byte_tokenizer
 from moe.reference import WholeModel
 from moe.split import split
+from smoe import prometheus
+from smoe.cli import cli
 from smoe.deployment import DeploymentSettings
 from tests.doubles.generation import generate
 from tests.unit.moe import tiny
@@ -156,6 +160,40 @@ def test_a_policy_adds_instances_while_texts_are_read(
     assert logged["generation_running"] + logged["generation_waiting"] > 0 and logged["generation_kv_usage"] > 0
     assert 0 < logged["generation_tpot_p50_s"] <= logged["generation_tpot_p95_s"]
     at_rest(running)
+
+
+@pytest.mark.prometheus
+def test_staffing_plans_a_decoders_experts_by_its_tpot_as_a_prometheus_shows_it(
+    running: RunningPipeline, tmp_path: Path
+) -> None:
+    if shutil.which(prometheus.BINARY) is None:
+        pytest.skip("no Prometheus server on PATH")
+    profile = tmp_path / "nodes.parquet"
+    few = ("--tokens", "1,16", "--shares", "0.25,1", "--memory", "64,128", "--concurrency", "2,4", "--seconds", "0.1")
+    state = str(running.gateway.state)
+    asked = ["lab", "profile", str(running.directory), "--nodes", "--quick", *few, "--state", state]
+    measured = CliRunner().invoke(cli, [*asked, "--out", str(profile)])
+    assert measured.exit_code == 0, measured.output
+    with prometheus.prometheus(running.client.url, running.gateway.state, 1.0) as url, reading(running) as readers:
+        controller = controller_of(
+            running, "staffing", policy_settings={"profile": str(profile), "standbys": 1.0}, ttft_s=2.0, tpot_s=0.1,
+            prometheus_url=url, max_replicas=2,
+        )  # fmt: skip
+        waiting = ticks_until(controller, staffed)
+        before = readers.read
+        ticks_until(controller, lambda report: readers.read > before + READERS)
+    texts = waiting.observation.generation
+    assert texts is not None and texts.running and texts.kv_usage and texts.tpot_p95_s and texts.ttft_p95_s
+    assert len({one.target.replicas for one in waiting.decisions if one.node.startswith("segment")}) == 1
+    at_rest(running)
+
+
+def staffed(report: TickReport) -> bool:
+    """Every expert has been given standbys, and texts have been read in the window."""
+    texts = report.observation.generation
+    experts = [one.present for one in report.decisions if one.node.startswith("expert")]
+    given = all(one is not None and one.burst is not None for one in experts)
+    return given and bool(experts) and texts is not None and texts.ttft_p95_s is not None
 
 
 def test_experts_are_scaled_apart_from_instances(running: RunningPipeline) -> None:

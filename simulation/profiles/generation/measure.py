@@ -19,6 +19,7 @@ import aiohttp
 import numpy as np
 import requests
 
+from moe.manifest import Manifest
 from simulation.generation.measured import Sample
 from simulation.profiles.model.errors import ProfileError
 
@@ -53,6 +54,12 @@ class Decoder:
     model: str
     vocabulary: int
     context: int
+
+    @classmethod
+    def of(cls, manifest: Manifest, url: str) -> Decoder:
+        """The pipeline of ``manifest`` behind ``url``."""
+        numbers = manifest.architecture.get("decoder", manifest.architecture)
+        return cls(url, manifest.name, int(numbers["vocab_size"]), int(numbers["max_positions"]))
 
 
 def measure(

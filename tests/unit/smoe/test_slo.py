@@ -9,7 +9,7 @@ import pytest
 
 from moe.manifest import Manifest, load
 from smoe.commands.demo import SEGMENT_CORES, SLO_FACTOR
-from smoe.slo import CALL_S, FLOPS_PER_S, known_pass_s, round_slo_s
+from smoe.slo import CALL_S, FLOPS_PER_S, ROUND_MS, TPOT_TIMES, TTFT_TIMES, known_pass_s, round_slo_s, token_targets_ms
 
 CPU_SCALE = 0.015
 
@@ -49,3 +49,15 @@ def test_a_call_uses_one_core_at_most(manifest: Manifest) -> None:
 @pytest.mark.parametrize(("least_s", "slo_s"), [(0.6, 1.0), (1.0, 1.0), (1.01, 2.5), (99.0, 99.0)])
 def test_an_slo_is_a_round_number_or_what_was_asked_for_beyond_them(least_s: float, slo_s: float) -> None:
     assert round_slo_s(least_s) == slo_s
+
+
+@pytest.mark.parametrize(("ttft_s", "tpot_s"), [(0.25, 0.06), (0.0001, 0.004), (3.0, 0.9)])
+def test_targets_of_a_decoder_are_round_and_leave_a_lone_text_room(ttft_s: float, tpot_s: float) -> None:
+    ttft_ms, tpot_ms = token_targets_ms(ttft_s, tpot_s)
+    assert {ttft_ms, tpot_ms} <= set(ROUND_MS)
+    assert TTFT_TIMES * ttft_s * 1000 <= ttft_ms < 2 * max(TTFT_TIMES * ttft_s * 1000, 1)
+    assert TPOT_TIMES * tpot_s * 1000 <= tpot_ms < 2 * TPOT_TIMES * tpot_s * 1000
+
+
+def test_targets_beyond_all_round_numbers_are_as_they_come() -> None:
+    assert token_targets_ms(1e3, 1e3) == (5e6, 3e6)
