@@ -176,3 +176,13 @@ def post(path: str = "/", body: bytes = b"", headers: str = "") -> bytes:
 
 def get(path: str) -> bytes:
     return f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode()
+
+
+@pytest.fixture
+async def caller() -> object:
+    from tests.unit.functions.callers import Caller
+
+    one = Caller()
+    yield one
+    one.dispatcher.close()
+    await asyncio.sleep(0)
