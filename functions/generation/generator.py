@@ -71,7 +71,7 @@ class Generator:
         self._joining: list[Instance] = []
         """Instances that are being measured."""
         self.phases = phases_of(schedule)
-        self._profiler = Profiler(manifest, schedule.profiles, timeout_s)
+        self._profiler = Profiler(manifest, schedule.profiles, timeout_s, lambda: not self.runs and self.queued > 0)
         if self.phases is not None:
             self._start(self.phases.watch())
 

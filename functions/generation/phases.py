@@ -119,16 +119,16 @@ class Phases:
         ordered = [prompts[one.name] for one in pacing.order(waiting, now_s)]
         if not decodes:
             return ordered, room
-        slack_s = min(self._due_s(text) for text in decodes) - now_s
+        slack_s = min(self._due_s(text, pacing.interval_s) for text in decodes) - now_s
         context = sum(len(text.tokens) for text in decodes)
         return ordered, pacing.room(room, context, slack_s, ordered[0].kept)
 
-    def _due_s(self, text: Text) -> float:
+    def _due_s(self, text: Text, interval_s: float) -> float:
         """When a text's next token is due."""
-        held, targets = self._held[text], self.scheduler.targets
+        held = self._held[text]
         if not held.decoding:
-            return text.moved_s + targets.ttft_s
-        return held.first_s + (held.generated + 1) * targets.tpot_s
+            return text.moved_s + self.scheduler.targets.ttft_s
+        return held.first_s + (held.generated + 1) * interval_s
 
     def left(self, text: Text) -> None:
         """A text has ended, or begins again."""

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
@@ -37,7 +37,7 @@ BATCHES = ((1, 0.0), (2, 1.0), (4, 0.5), (4, 1.0), (8, 1.0))
 """(texts, part of the longest measured prompt that each has) of the batches whose token interval is measured."""
 ROUNDS = 3
 BUDGET_S = 4.0
-"""Time after which prompts are measured once each, and no longer ones than are needed."""
+"""Time after which the least that a profile needs is measured once; so it is from the beginning where texts wait."""
 NEAR = 1.5
 """A kept profile is used again where a prompt takes at most so many times what it predicts, at least the inverse."""
 
@@ -49,8 +49,12 @@ class ProfileError(Exception):
 class Profiler:
     """Measures instances one after the other and keeps what it found in ``folder``; None: nowhere."""
 
-    def __init__(self, manifest: Manifest, folder: Path | None, timeout_s: float) -> None:
-        self._folder, self._timeout_s = folder, timeout_s
+    def __init__(
+        self, manifest: Manifest, folder: Path | None, timeout_s: float, awaited: Callable[[], bool] = lambda: False
+    ) -> None:
+        """``awaited``: whether texts wait for an instance to be measured, which then takes the least time."""
+        self._folder, self._timeout_s, self._awaited = folder, timeout_s, awaited
+        self._latest: Profile | None = None
         architecture = manifest.architecture.get("decoder", manifest.architecture)
         self._vocabulary, self._longest = int(architecture["vocab_size"]), int(architecture["max_positions"])
         self._pipeline = manifest.name
@@ -61,10 +65,12 @@ class Profiler:
         """The ``name``-th instance's, kept or measured. Raises ProfileError."""
         kept = self._kept(name)
         async with self._one_at_a_time:
+            kept = kept or self._latest  # replicas are mostly of one kind
             try:
                 if kept is not None and await self._holds(kept, instance):
+                    self._keep(name, kept)
                     return kept
-                profile = await self._measured(instance)
+                profile = self._latest = await self._measured(instance)
             except (CallError, KvError, SchedulingError) as error:
                 raise ProfileError(f"an instance cannot be measured: {error}") from None
         self._keep(name, profile)
@@ -73,7 +79,8 @@ class Profiler:
 
     async def _holds(self, kept: Profile, instance: Instance) -> bool:
         tokens = self._lengths(instance)[2]
-        taken_s = median([await self._prompt_s(instance, self._text(tokens)) for _ in range(ROUNDS)])
+        rounds = 1 if self._awaited() else ROUNDS
+        taken_s = median([await self._prompt_s(instance, self._text(tokens)) for _ in range(rounds)])
         return 1 / NEAR <= taken_s / max(kept.prefill.seconds(tokens), 1e-9) <= NEAR
 
     async def _measured(self, instance: Instance) -> Profile:
@@ -82,14 +89,15 @@ class Profiler:
         lengths: list[int] = []
         prompts_s: list[float] = []
         for tokens in self._lengths(instance):
-            if len(lengths) >= 3 and loop.time() - begun_s > BUDGET_S:
+            if len(lengths) >= 3 and self._over(begun_s):
                 break
             taken = [await self._prompt_s(instance, self._text(tokens))]
-            while len(taken) < ROUNDS and loop.time() - begun_s < BUDGET_S:
+            while len(taken) < ROUNDS and not self._over(begun_s):
                 taken.append(await self._prompt_s(instance, self._text(tokens)))
             lengths.append(tokens)
             prompts_s.append(median(taken))
-        intervals = await self._intervals(instance, lengths[-1] // instance.page_tokens * instance.page_tokens)
+        whole_pages = lengths[-1] // instance.page_tokens * instance.page_tokens
+        intervals = await self._intervals(instance, whole_pages, begun_s)
         return Profile(fit_prefill(lengths, prompts_s), _decode(list(intervals), list(intervals.values())))
 
     def _lengths(self, instance: Instance) -> list[int]:
@@ -116,7 +124,11 @@ class Profiler:
             if free:
                 await self._free(instance, [text])
 
-    async def _intervals(self, instance: Instance, most: int) -> dict[int, float]:
+    def _over(self, begun_s: float) -> bool:
+        """Whether a measuring that began then is to end with the least that it needs."""
+        return self._awaited() or asyncio.get_running_loop().time() - begun_s > BUDGET_S
+
+    async def _intervals(self, instance: Instance, most: int, begun_s: float) -> dict[int, float]:
         """Tokens in the batch → median time of one token more of each text. All texts of a batch begin with the pages
         of one prompt, so that a batch costs no more than its tokens."""
         prompt = self._text(max(most, 1))
@@ -125,20 +137,24 @@ class Profiler:
         try:
             await self._prompt_s(instance, prompt, free=False)
             for count, share in BATCHES:
+                if self._over(begun_s) and (count, share) not in (BATCHES[0], BATCHES[-1]):
+                    continue
                 tokens = int(most * share) // instance.page_tokens * instance.page_tokens
                 texts = [self._text(tokens) for _ in range(count)]
                 for text in texts:
                     text.kept, text.parent = tokens, prompt.kv_id if tokens else -1
-                intervals[count * tokens + count] = await self._interval_s(instance, texts)
+                intervals[count * tokens + count] = await self._interval_s(
+                    instance, texts, 1 if self._over(begun_s) else ROUNDS
+                )
                 await self._free(instance, texts)
                 texts = []
         finally:
             await self._free(instance, [prompt, *texts])
         return intervals
 
-    async def _interval_s(self, instance: Instance, texts: Sequence[Text]) -> float:
+    async def _interval_s(self, instance: Instance, texts: Sequence[Text], rounds: int) -> float:
         loop, taken = asyncio.get_running_loop(), []
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             begun_s = loop.time()
             for text in texts:
                 text.tokens.append(1)

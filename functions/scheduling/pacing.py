@@ -1,7 +1,7 @@
 """What an instance computes next, by when its texts are due: how much of prompts fits an iteration, and whose.
 
-A text's first token is due TTFT after its arrival, its k-th token after that k · TPOT after the first one: as TPOT is a
-mean, tokens that came early are time that a prompt may take. Only computes, as all of this package.
+A text's first token is due TTFT after its arrival, its k-th token after that k · TPOT (less a margin) after the first
+one: as TPOT is a mean, tokens that came early are time that a prompt may take. Only computes, as all of this package.
 """
 
 from __future__ import annotations
@@ -54,8 +54,15 @@ class Pacing:
     profile: Profile
     targets: Targets
     reorder: bool = True
+    margin: float = 0.95
+    """Part of TPOT after which a next token is due: what iterations take longer than predicted is made up for."""
     late_s: float = 1.0
     """Texts whose next token is late by more do not hold prompts back any more."""
+
+    @property
+    def interval_s(self) -> float:
+        """Time after a token at which the next one is due."""
+        return self.margin * self.targets.tpot_s
 
     def work_s(self, start: int, end: int) -> float:
         """Predicted time of a prompt's tokens from ``start`` to ``end``."""

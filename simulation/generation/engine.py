@@ -156,7 +156,7 @@ class GenerationSimulation:
             instance.context += self._requests[at].prompt + 1
             if self._pacing is not None:
                 first_s = self._first[at] or 0.0
-                heapq.heappush(instance.due, (first_s - instance.iteration * self._pacing.targets.tpot_s, at))
+                heapq.heappush(instance.due, (first_s - instance.iteration * self._pacing.interval_s, at))
         instance.joining.clear()
         batch = len(instance.ends)
         parts, ended = self._chunk(instance, self._room(instance, batch))
@@ -192,7 +192,7 @@ class GenerationSimulation:
             heapq.heappop(instance.due)
         if not batch:
             return most
-        slack_s = instance.due[0][0] + (instance.iteration + 1) * pacing.targets.tpot_s - self._now
+        slack_s = instance.due[0][0] + (instance.iteration + 1) * pacing.interval_s - self._now
         head = instance.prompts[0]
         return pacing.room(most, instance.context, slack_s, max(head[1], 0))
 
