@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,8 @@ from autoscaler.platforms.shadow import ShadowBill, ShadowPlatform
 from autoscaler.prices import load_prices
 from autoscaler.state.targets import Targets
 from functions.dispatch.dispatcher import CallRecord
+from functions.generation.measures import Measures
+from functions.generation.metrics import GenerationMetrics
 from functions.serving.instruments import IngressInstruments
 from gateway.contract import FunctionSpec, FunctionState, Replica, Usage
 from gateway.metrics import GatewayMetrics
@@ -97,6 +100,13 @@ class Live:
         self._seconds = 0.0
         self._gateway = GatewayMetrics(Backend(), 1.0)  # type: ignore[arg-type]
         self._ingress = IngressInstruments("m", ["segment-0", "expert-0-0"], 1, lambda: self._seconds)
+        self._measures = Measures()
+        run = SimpleNamespace(texts=[1], pages=3, instance=SimpleNamespace(pages=8))
+        generator = SimpleNamespace(
+            runs=[run], queued=2, phases=None, measures=self._measures, document=lambda: {"instances": []}
+        )
+        self._texts = CollectorRegistry()
+        self._texts.register(GenerationMetrics("m", generator))  # type: ignore[arg-type]
         bill = ShadowBill(ShadowPlatform(FakePlatform({})), load_prices(), "hpa")
         self._controller = ControllerMetrics("m", Targets(0.5, 1.0, 0.1), bill)
         self._registry = CollectorRegistry()
@@ -124,7 +134,11 @@ class Live:
                 node.end(3, self._seconds, self._seconds + 0.2, record)
             self._ingress.finished(int(status), 0.3, 20)
         self._ingress.barriers[0].observe(0.1)
-        return self._ingress.text()
+        self._measures.first_token.observe(0.2)
+        self._measures.next_token.observe(0.02)
+        self._measures.prompt_tokens += 8
+        self._measures.written_tokens += 2
+        return self._ingress.text() + generate_latest(self._texts)
 
     def controller(self) -> bytes:
         more = Decision(EXPERT, "expert-0-0", configuration(), configuration(2), configuration(2), "busy")
