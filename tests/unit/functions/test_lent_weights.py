@@ -28,7 +28,7 @@ from functions import worker
 from functions.device import leases, lent
 from functions.device.leases import LeaseError
 from functions.device.lent import Lender
-from functions.device.tensors import DeviceLostError, GpuDevice, open_device
+from functions.device.tensors import DeviceLostError, GpuDevice, made_up_call, open_device
 from functions.memory import manager as managers
 from functions.memory.device_regions import DeviceRegions
 from functions.memory.lending import Lending
@@ -39,7 +39,7 @@ from functions.wire import format as wire
 from moe.manifest import load
 from moe.runtime import HOST, load_node
 from tests.doubles.fake_gpu import FakeMemory, FakeOpener
-from tests.unit.functions.test_device import SHARE, FakeDriver, made_up_call
+from tests.unit.functions.fake_driver import SHARE, FakeDriver
 from tests.unit.moe import tiny
 
 NAME = "tiny"
