@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from autoscaler.options import options_of
+from rl.train.display import Display, interruptible
 from rl.train.run import BEST, Run
 from rl.train.settings import TrainingSettings
 from simulation.workloads.custom_options import custom_options, custom_pipelines, refuse_other_machines, slos_option
@@ -76,26 +76,12 @@ def train(
         refuse_other_machines([pipelines for pipelines in settings.pipelines if not pipelines.cluster])
     console = Console(stderr=True)
     run = Run(settings, out, traces, log)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
-        task = bar.add_task("windows", total=settings.windows, completed=run.agent.num_timesteps)
-
-        def on_validation(entry: dict[str, Any]) -> None:
-            console.print(line_of(entry))
-
-        run.go(minutes, lambda windows: bar.update(task, advance=windows), on_validation)
+    with interruptible(console) as stop, Display(console, settings.windows, minutes, run) as display:
+        run.go(minutes, display.window, display.validation, stop.is_set)
     (out / "curve.json").write_text(json.dumps(run.progress.curve, indent=1))
     click.echo(
-        f"{out / BEST}: {run.agent.num_timesteps} windows, {run.progress.minutes:.1f} minutes of one core, best score "
-        f"{run.progress.best:.3f}"
-    )
-
-
-def line_of(entry: dict[str, Any]) -> str:
-    """A validation in a line."""
-    return (
-        f"{entry['windows']:6d} windows {entry['minutes']:6.1f} min: cost {entry['cost']:.3f} of the reference, "
-        f"{100 * entry['violated']:.1f} % of windows over λ{', kept' if entry['best'] else ''}"
+        f"{out / BEST}: {run.agent.num_timesteps} windows, {run.progress.minutes:.1f} minutes of one core, "
+        + ("not judged yet" if run.progress.best is None else f"best score {run.progress.best:.3f}")
     )
 
 

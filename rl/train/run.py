@@ -116,26 +116,36 @@ class Run:
         minutes: float,
         on_window: Callable[[int], object] = lambda windows: None,
         on_validation: Callable[[dict[str, Any]], object] = lambda entry: None,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Until the planned windows are simulated or ``minutes`` of processor time are spent, all in all."""
+        """Until the planned windows are simulated, ``minutes`` of processor time are spent, all in all, or it is
+        ``stopped``, which is asked after each round; what was learnt by then is stored, and a later run goes on."""
+
+        def over() -> bool:
+            return stopped() or self.progress.minutes >= minutes
+
         torch.set_num_threads(1)
         if self.progress.rounds:
             self._restore_windows()
         elif self.logged is not None:
             online.fill(self.agent, self.logged, self._log_reference(self.logged))
         if self.settings.warm_start and not self.progress.warm:
-            self._warm_start(on_window)
-        while self.agent.num_timesteps < self.settings.windows and self.progress.minutes < minutes:
+            self._warm_start(on_window, over)
+        while self.agent.num_timesteps < self.settings.windows and not over():
             if self.agent.num_timesteps - self.progress.validated >= self.settings.validation.every:
                 on_validation(self.validate())
                 self.store()
             self._timed(lambda: self._round(teach=False, on_window=on_window))
-        if self.progress.validated < self.agent.num_timesteps:
+        if self.progress.validated < self.agent.num_timesteps and not stopped():
             on_validation(self.validate())
+        if self.agent.num_timesteps and not (self.out / BEST).is_file():
+            self._export({"windows": self.agent.num_timesteps, "minutes": round(self.progress.minutes, 2)})
         self.store()
 
-    def _warm_start(self, on_window: Callable[[int], object]) -> None:
+    def _warm_start(self, on_window: Callable[[int], object], over: Callable[[], bool]) -> None:
         while self.agent.num_timesteps < self.settings.warm_start:
+            if over():
+                return
             self._timed(lambda: self._round(teach=True, on_window=on_window))
         self._timed(lambda: self.agent.clone(self.settings.clone_updates))
         self._timed(lambda: self.agent.train(self.settings.learner.actor_from))
@@ -181,7 +191,13 @@ class Run:
         better = self.progress.best is None or score < self.progress.best
         if better:
             self.progress.best = score
-            self._export(validation)
+            self._export(
+                {
+                    "windows": self.agent.num_timesteps,
+                    "minutes": round(self.progress.minutes, 2),
+                    **validation.as_json(),
+                }
+            )
         windows = self.agent.num_timesteps
         entry = {"windows": windows, "minutes": round(self.progress.minutes, 2), "best": better, **validation.as_json()}
         self.progress.curve.append(entry)
@@ -191,12 +207,8 @@ class Run:
         self.agent.logger.dump(windows)
         return entry
 
-    def _export(self, validation: Validation) -> None:
-        judged = {
-            "windows": self.agent.num_timesteps,
-            "minutes": round(self.progress.minutes, 2),
-            **validation.as_json(),
-        }
+    def _export(self, judged: dict[str, Any]) -> None:
+        """Store the actor, with how it was judged; without that where it was not yet."""
         rings = self.agent.replay_buffer.rings.values()
         ranges = Ranges.of(step.state for ring in rings for step in ring)
         about = {**self.record, "validation": judged, RANGES: ranges.as_json()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from stable_baselines3.common.logger import Logger
 
 from rl.agent.configuration_table import features_of
@@ -19,6 +21,7 @@ from rl.agent.settings import NetworkSettings
 from rl.episodes import Clip, Episode, episode_of
 from rl.features import NODE_FEATURES, PIPELINE_FEATURES
 from rl.features.ranges import Ranges
+from rl.train.display import Display
 from rl.train.errors import TrainingError
 from rl.train.rounds import Rounds
 from rl.train.run import BEST, Run
@@ -144,7 +147,7 @@ def test_a_run_that_goes_on_comes_to_the_same_actor(tmp_path: Path, judged: list
     whole = Run(SETTINGS, tmp_path / "whole")
     whole.go(60)
     first = Run(SETTINGS, tmp_path / "parts")
-    first._warm_start(lambda windows: None)
+    first._warm_start(lambda windows: None, lambda: False)
     first.store()
     second = Run(SETTINGS, tmp_path / "parts")
     second.go(60)
@@ -157,6 +160,32 @@ def test_a_run_that_goes_on_comes_to_the_same_actor(tmp_path: Path, judged: list
     assert met and not any(ranges.outside(state) for state in met)
     stored = json.loads((tmp_path / "parts" / "run.json").read_text())
     assert set(stored) == {"settings", "code_sha256", "traces_sha256", "pipelines_sha256", "versions"}
+
+
+@pytest.mark.slow
+def test_a_run_that_is_stopped_in_its_warm_start_stores_an_actor_that_nobody_judged_and_goes_on(
+    tmp_path: Path, judged: list[int]
+) -> None:
+    run, output = Run(SETTINGS, tmp_path), io.StringIO()
+    display = Display(Console(file=output), SETTINGS.windows, 60.0, run)
+    display._line_s = -1e9  # a minute has passed
+    run.go(60, display.window, stopped=lambda: True)
+    assert run.agent.num_timesteps == 0 and not judged and not (tmp_path / BEST).is_file()
+    asked = iter([False, True, True, True])
+    run.go(60, display.window, stopped=lambda: next(asked))
+    assert 0 < run.agent.num_timesteps < SETTINGS.windows and not judged
+    assert "validation" in made(tmp_path / BEST)
+    assert f"of {SETTINGS.windows} windows, 0." in output.getvalue() and "of 60 min" in output.getvalue()
+    again = Run(SETTINGS, tmp_path)
+    again.go(60)
+    assert judged and again.progress.best is not None
+
+
+@pytest.mark.slow
+def test_minutes_end_a_warm_start_too(tmp_path: Path, judged: list[int]) -> None:
+    run = Run(replace(SETTINGS, warm_start=18), tmp_path)
+    run.go(1e-9)
+    assert run.progress.rounds == 1 and not run.progress.warm
 
 
 @pytest.mark.slow
