@@ -107,13 +107,13 @@ class RuleSettings(PlannerSettings):
     title = "staffing"
     load: Positive = 0.5
     """Times its calls in the last window that replicas always run for."""
-    standbys: NotNegative = 4.0
+    standbys: NotNegative = 6.0
     """Replicas of every expert that wait."""
-    spare: NotNegative = 0.75
+    spare: NotNegative = 0.5
     """z of the activation rule: replicas for each root of the work."""
     activation_headroom: NotNegative = 1.0
     """k of the activation rule: replicas for each replica's worth of work."""
-    hold_s: Positive = 3.0
+    hold_s: Positive = 1.5
     """Seconds that an activated standby stays after it was wanted last."""
     look_back_s: Positive = 0.25
     """Seconds of arrivals that count."""

@@ -29,13 +29,14 @@ from rl.staffing.hours import HourSettings, episode, in_turn, works
 from rl.staffing.networks import StaffingActor
 from rl.staffing.risk import RiskSettings
 from rl.staffing.warm_start import clone, fill, labels
+from traces.splits import Split
 
 START = {
     "load": 0.5,
-    "standbys": 4.0,
+    "standbys": 6.0,
     "headroom": 1.0,
-    "spare": 0.75,
-    "hold_s": 3.0,
+    "spare": 0.5,
+    "hold_s": 1.5,
     "budget": 0.8,
     "look_back_s": 0.25,
     "sleep_s": 20.0,
@@ -100,16 +101,16 @@ class Judged:
 
 
 class Judge:
-    """Validation hours, and an actor's results on them."""
+    """Hours of ``split``, and an actor's results on them."""
 
-    def __init__(self, settings: StaffingSettings, data: Path | None) -> None:
+    def __init__(self, settings: StaffingSettings, data: Path | None, split: Split = "validation") -> None:
         self.settings = settings
         self.hours = [
             work
             for rate, pattern in product(settings.validation_rates, settings.hours.patterns)
             if pattern != "slow" or rate == settings.validation_rates[0]  # slow hours are as busy as they are
             for work in islice(
-                works(replace(settings.hours, patterns=(pattern,), mean_rps=(rate, rate)), "validation", 1, data),
+                works(replace(settings.hours, patterns=(pattern,), mean_rps=(rate, rate)), split, 1, data),
                 settings.validation_hours,
             )
         ]
