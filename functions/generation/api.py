@@ -182,7 +182,7 @@ class OpenAiApi:
                         self._longest - len(prompt) if asked.max_tokens is None else asked.max_tokens,
                         Sampler(sampling, asked.logprobs),
                         reader,
-                        self._end,
+                        frozenset() if asked.ignore_eos else self._end,
                         sent.request_id,
                         self._longest,
                         now_s,

@@ -38,9 +38,11 @@ HARMLESS = frozenset(
 ROUTED = "return_routed_experts"
 """An extension: each token with the experts that it was chosen after."""
 _SAMPLING = frozenset(["temperature", "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty", "logit_bias"])
-_COMMON = _SAMPLING | {"model", "max_tokens", "n", "stop", "stream", "stream_options", "logprobs", ROUTED}
+_COMMON = _SAMPLING | {"model", "max_tokens", "n", "stop", "stream", "stream_options", "logprobs", "ignore_eos", ROUTED}
 _CHAT = _COMMON | {"messages", "max_completion_tokens", "top_logprobs"}
 _COMPLETION = _COMMON | {"prompt", "echo"}
+_STREAM_OPTIONS = frozenset(["include_usage", "include_obfuscation", "continuous_usage_stats"])
+"""The last one, vLLM's, is ignored: usage comes once, at the end."""
 _EMBEDDING = frozenset(("model", "input", "encoding_format"))
 _ONLY: Mapping[str, tuple[Any, ...]] = {
     "store": (False,),
@@ -54,7 +56,6 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "repetition_penalty": (1, 1.0),
     "min_p": (0, 0.0),
-    "ignore_eos": (False,),
 }
 """Fields of which only the value that changes nothing is taken."""
 
@@ -86,6 +87,8 @@ class Asked:
     logprobs: int | None = None
     echo: bool = False
     routed: bool = False
+    ignore_eos: bool = False
+    """An extension, as vLLM's: the token that ends texts does not end these; it is written like any other."""
 
 
 def document_of(body: bytes | bytearray) -> Document:
@@ -135,7 +138,7 @@ def _asked(
     messages: list[dict[str, Any]] | None = None,
 ) -> Asked:
     options = document.get("stream_options", {})
-    if not isinstance(options, dict) or not options.keys() <= {"include_usage", "include_obfuscation"}:
+    if not isinstance(options, dict) or not options.keys() <= _STREAM_OPTIONS:
         raise FieldError("stream_options takes an object with include_usage", "stream_options")
     stream = _flag(document, "stream")
     if options and not stream:
@@ -163,6 +166,7 @@ def _asked(
         logprobs=logprobs,
         echo=_flag(document, "echo"),
         routed=_flag(document, ROUTED),
+        ignore_eos=_flag(document, "ignore_eos"),
     )
 
 

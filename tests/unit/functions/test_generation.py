@@ -23,6 +23,8 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.harness.local_pipeline import LocalPipeline
+from functions.generation.texts import end_tokens
+from moe.manifest import load
 from moe.preset import byte_tokenizer
 from moe.reference import WholeModel, drive, pack
 from moe.split import split
@@ -160,6 +162,19 @@ def test_a_stop_sequence_ends_a_text_also_across_tokens(two_instances: LocalPipe
         pieces = list(answer) if stream else [answer]
         assert "".join(piece.choices[0].text for piece in pieces) == whole[:place]  # type: ignore[union-attr]
         assert pieces[-1].choices[0].finish_reason == "stop"  # type: ignore[union-attr]
+
+
+def test_the_end_token_does_not_end_texts_that_are_to_ignore_it(two_instances: LocalPipeline, long: Path) -> None:
+    (end,) = end_tokens(load(long, verify=False))
+    client = client_of(two_instances)
+    finishes = []
+    for extra in ({}, {"ignore_eos": True}):
+        answer = client.completions.create(
+            model="tiny", prompt="ab", max_tokens=5, temperature=0, logit_bias={str(end): 100}, extra_body=extra
+        )
+        assert answer.usage is not None
+        finishes.append((answer.choices[0].finish_reason, answer.usage.completion_tokens))
+    assert finishes[0][0] == "stop" and finishes[1] == ("length", 5)
 
 
 def test_seeds_texts_of_one_request_and_echo(two_instances: LocalPipeline, long: Path) -> None:
