@@ -82,7 +82,7 @@ notebooks: setup  ## run all notebooks again from the stored results (about a mi
 	$(BIN)/python -m notebooks.execute
 
 docs: setup $(VENV)/.docs  ## the pages as a site in site/, links and headings checked, with an API reference
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 $(VENV)/.docs: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
