@@ -132,10 +132,19 @@ def options(words: Sequence[str]) -> tuple[Row, list[Row]]:
     rows = []
     for option in command.params:
         if isinstance(option, click.Option) and not option.hidden and option.help:
-            shown = isinstance(option.default, str | float) and option.default and "[default" not in option.help
             names = ", ".join((*option.opts, *option.secondary_opts))
-            rows.append([names, f"`{option.default}`" if shown else "–", option.help])
+            rows.append([names, _shown(option), option.help])
     return ("option", "default", "meaning"), rows
+
+
+def _shown(option: click.Option) -> str:
+    """The default of an option in code, ``–`` for none, and where its help states it in words."""
+    if option.is_flag:
+        return "on" if option.default is True else "–"
+    given = (
+        isinstance(option.default, str | int | float | Path) and str(option.default) and "[default" not in option.help
+    )
+    return f"`{option.default}`" if given else "–"
 
 
 def policy(name: str) -> tuple[Row, list[Row]]:

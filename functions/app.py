@@ -120,11 +120,15 @@ class FunctionApp(flask.Flask):
 
     def _admit(self, request: Request, answer: Callable[[Reply], None]) -> None:
         """On the loop."""
-        refusal = set_deadline(request)
-        if refusal is not None:
-            answer(refusal)
-        else:
-            self.server.admit(request, answer)
+        try:
+            refusal = set_deadline(request)
+            if refusal is not None:
+                answer(refusal)
+            else:
+                self.server.admit(request, answer)
+        except Exception:  # nobody else would answer: a thread of the server would wait for an hour
+            log.exception("request %s failed", request.request_id)
+            answer(error_reply(500, "internal", "the function failed; its log has the reason", platform=True))
 
     def _response(self, reply: Reply, request: Request | None = None) -> flask.Response:
         body = b"".join(reply.chunks) if reply.stream is None or request is None else self._pieces(reply, request)

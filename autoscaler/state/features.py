@@ -63,17 +63,23 @@ def observe(topology: Topology, readings: Readings, namespace: str = NAMESPACE) 
         problems=readings.problems,
         stale=readings.stale or requests is None,
         generation=_generation(pipeline, readings),
-        arrivals=_arrivals(pipeline, readings),
+        arrivals=_arrivals(pipeline, readings, _ingresses(nodes)),
     )
 
 
-def _arrivals(pipeline: str, readings: Readings) -> tuple[Arrivals, ...]:
+def _ingresses(nodes: Iterable[NodeObservation]) -> int:
+    """Ready replicas of the ingress; one where that is not known."""
+    return max([1, *(node.ready_replicas or 1 for node in nodes if node.kind == "ingress")])
+
+
+def _arrivals(pipeline: str, readings: Readings, ingresses: int) -> tuple[Arrivals, ...]:
+    """The pipeline's: each of so many ingresses counts the requests that it gets, about an equal part."""
     measured = []
     for look_back_s in LOOK_BACKS_S:
         buckets = readings.histogram(Series.ARRIVAL_RATES, pipeline, f"{look_back_s:g}")
         p50, p95, p99 = (histogram_quantile(q, buckets) for q in (0.5, 0.95, 0.99))
         if p50 is not None and p95 is not None and p99 is not None:
-            measured.append(Arrivals(look_back_s, p50, p95, p99))
+            measured.append(Arrivals(look_back_s, *(ingresses * rate for rate in (p50, p95, p99))))
     return tuple(measured)
 
 

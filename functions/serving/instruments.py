@@ -156,7 +156,7 @@ class IngressInstruments:
         self._registry.register(collector)
 
     def arrived(self, tokens: int) -> None:
-        """A request of so many tokens, or an iteration of texts under way, is about to be served."""
+        """A request of so many tokens is about to be served, or an iteration of texts under way was."""
         now_s = self._clock()
         for arrivals, distribution in self._arrivals:
             distribution.observe(arrivals.rate(now_s, tokens))

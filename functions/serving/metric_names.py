@@ -52,7 +52,8 @@ LINK_BYTES_PER_SECOND = "smoe_link_bytes_per_second"
 
 ARRIVAL_RATES = "smoe_arrival_tokens_per_second"
 """Histogram {pipeline, look_back}: at each request's arrival, tokens per second of the ``look_back`` seconds that end
-with it, itself included. What burst activation goes by, so a policy sees how high and how long bursts are."""
+with it, itself included, as far as this ingress gets them; of a decoder at each iteration, by the tokens computed. What
+burst activation goes by, so a policy sees how high and how long bursts are."""
 LOOK_BACKS_S: tuple[float, ...] = (0.25, 1.0)
 """Look-backs of ``ARRIVAL_RATES``: about as long as a standby needs to open, and as a burst that is worth one lasts."""
 RATES: tuple[float, ...] = tuple(round(1.3**i, 6) for i in range(64))

@@ -128,13 +128,18 @@ class FunctionServer:
         self.connections.discard(connection)
         self._changed.set()
 
+    def _known_caller(self, given: str) -> bool:
+        """Whether ``given`` is the key that callers are to have, if there is one. Compared as bytes: texts that are not
+        ASCII cannot be compared in constant time, and raise TypeError."""
+        key = self.settings.caller_key
+        return not key or compare_digest(key.encode(), given.encode("utf-8", "surrogateescape"))
+
     def admit(self, request: Request, answer: Callable[[Reply], None]) -> None:
         """Route one request: the platform's own paths, the limit of calls in flight, then the application."""
         if request.path.startswith("/_/") or request.path == "/metrics":
             answer(self._platform_path(request))
             return
-        key = self.settings.caller_key
-        if key and not compare_digest(key, request.headers.get(CALLER_KEY, "")) and request.path not in _OPEN_PATHS:
+        if request.path not in _OPEN_PATHS and not self._known_caller(request.headers.get(CALLER_KEY, "")):
             message = "this worker takes calls of its gateway only; call the function there"
             answer(error_reply(403, "caller", message, platform=False))
             return

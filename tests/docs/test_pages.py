@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
-from docs.tables import MARK, TABLES, filled
+from docs.tables import MARK, TABLES, filled, options
 from smoe.cli import COMMANDS, cli
 from smoe.groups import LAB, PIPELINE, PLACEMENT
 
@@ -86,6 +86,12 @@ def test_the_page_of_benchmarks_has_a_row_for_each_and_no_other() -> None:
 def test_every_command_is_in_some_page() -> None:
     named = {tuple(words[: len(path)]) for text in TEXTS.values() for words in commands_in(text) for path in PATHS}
     assert set(PATHS) <= named
+
+
+def test_tables_of_options_have_the_defaults_of_the_commands() -> None:
+    rows = {names: default for names, default, _ in options(["gateway"])[1]}
+    assert (rows["--port"], rows["--host"], rows["--async-queue"]) == ("`8080`", "`127.0.0.1`", "`1000`")
+    assert (rows["--basic-auth, --no-basic-auth"], rows["--all-namespaces"]) == ("on", "–")
 
 
 def test_every_table_made_from_the_code_has_its_place_in_one_page() -> None:

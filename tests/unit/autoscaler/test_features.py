@@ -71,6 +71,21 @@ def seen() -> Observation:
     return observe(topology(), readings())
 
 
+@pytest.mark.parametrize(("ingresses", "p50"), [(None, 50.0), (1, 50.0), (3, 150.0)])
+def test_arrivals_are_the_pipeline_s_whichever_ingress_counted_them(ingresses: int | None, p50: float) -> None:
+    window, name = readings(), next(node.function for node in topology().nodes if node.kind == "ingress")
+    rates = {("m", "0.25"): ((100.0, 20), (200.0, 20), (INF, 20))}
+    states = dict(window.values[Series.REPLICAS_BY_STATE])
+    states |= {} if ingresses is None else {(f"{name}.openfaas-fn", "ready"): float(ingresses)}
+    window = replace(
+        window,
+        values={**window.values, Series.REPLICAS_BY_STATE: states},
+        histograms={**window.histograms, Series.ARRIVAL_RATES: rates},
+    )
+    arrivals = observe(topology(), window).arrivals
+    assert [(one.look_back_s, one.p50) for one in arrivals] == [(0.25, p50)]
+
+
 def test_the_pipeline_s_numbers(seen: Observation) -> None:
     assert (seen.requests, seen.failed, seen.requests_per_s, seen.tokens_per_s) == (20, 2, 2, 40)
     assert (seen.latency_p50_s, seen.latency_p95_s) == (1.0, pytest.approx(1.9))

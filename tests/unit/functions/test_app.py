@@ -62,11 +62,19 @@ def test_in_a_container_a_worker_with_a_key_takes_no_call_without_it(bert: Path,
     app = ready_app(environ)
     try:
         client, body = app.test_client(), wire.encode_bytes({"x": torch.randn(3, 32)})
-        answers = [client.post("/", data=body, headers={"x-smoe-caller-key": key}) for key in ("", "guess", "secret")]
-        assert [answer.status_code for answer in answers] == [403, 403, 200]
+        keys = ("", "guess", "é", "secret")
+        answers = [client.post("/", data=body, headers={"x-smoe-caller-key": key}) for key in keys]
+        assert [answer.status_code for answer in answers] == [403, 403, 403, 200]
         assert {client.get(path).status_code for path in ("/_/health", "/_/ready", "/metrics")} == {200}
     finally:
         app.close()
+
+
+def test_what_fails_before_a_call_is_served_is_500_at_once(
+    expert: FunctionApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expert.server, "admit", lambda request, answer: 1 / 0)
+    assert expert.test_client().post("/", data=b"SMOE").status_code == 500
 
 
 def test_the_function_contract_holds_behind_flask_too(expert: FunctionApp) -> None:
