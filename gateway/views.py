@@ -107,10 +107,10 @@ class Instances:
             return self._last
 
     async def _of(self, state: FunctionState) -> Any:
-        for replica in state.replicas:
-            if replica.state != "ready" or replica.id in self._without:
-                continue
-            document = await _ask(replica.address, "/statistics")
+        """All ready replicas are asked at once, each within ``TIMEOUT_S``: a silent one holds up nobody behind it."""
+        asked = [one for one in state.replicas if one.state == "ready" and one.id not in self._without]
+        documents = await asyncio.gather(*(_ask(replica.address, "/statistics") for replica in asked))
+        for replica, document in zip(asked, documents, strict=True):
             generation = document.get("generation") if isinstance(document, dict) else None
             if isinstance(generation, dict):
                 kept = {key: value for key, value in generation.items() if key not in self.LEFT_OUT}
@@ -128,7 +128,7 @@ async def _ask(address: str, path: str) -> Any:
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         async with (
             aiohttp.ClientSession(timeout=timeout, trust_env=False) as session,
-            session.get(f"http://{address}{path}") as reply,
+            session.get(f"http://{address}{path}", allow_redirects=False) as reply,
         ):
             if reply.status != 200:
                 return None

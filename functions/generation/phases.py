@@ -119,7 +119,7 @@ class Phases:
         ordered = [prompts[one.name] for one in pacing.order(waiting, now_s)]
         if not decodes:
             return ordered, room
-        slack_s = min(self._due_s(text, pacing.interval_s) for text in decodes) - now_s
+        slack_s = pacing.tightest_s(self._due_s(text, pacing.interval_s) - now_s for text in decodes)
         context = sum(len(text.tokens) for text in decodes)
         return ordered, pacing.room(room, context, slack_s, ordered[0].kept)
 

@@ -7,6 +7,7 @@ one: as TPOT is a mean, tokens that came early are time that a prompt may take. 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -73,9 +74,13 @@ class Pacing:
         """In which order prompts are computed."""
         return in_time_first(prompts, now_s) if self.reorder else sorted(prompts, key=lambda one: one.due_s)
 
+    def tightest_s(self, slacks_s: Iterable[float]) -> float:
+        """The least time until a next token is due, of texts that still hold prompts back; −∞ where none does."""
+        return min((one for one in slacks_s if one >= -self.late_s), default=-math.inf)
+
     def room(self, most: int, context: int, slack_s: float, start: int) -> int:
         """Most tokens of prompts, ``start`` of the first of which are computed, in an iteration with decodes of
-        ``context`` tokens together, the next of which is due in ``slack_s``; at most ``most``."""
+        ``context`` tokens together, the next of which is due in ``slack_s`` (:meth:`tightest_s`); at most ``most``."""
         if slack_s < -self.late_s:
             return most
         spare_s = slack_s - self.profile.decode.seconds(context)

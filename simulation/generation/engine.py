@@ -8,6 +8,7 @@ first come first served.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -71,7 +72,7 @@ class _Instance:
     changed: bool = True
     """Whether prompts have come or gone since they were put in order."""
     due: list[tuple[float, int]] = field(default_factory=list)
-    """Heap of (when its next token would have been due at iteration 0, request) of the batch, and of some that left."""
+    """(When its next token would have been due at iteration 0, request) of the batch, in order."""
 
 
 class GenerationSimulation:
@@ -155,8 +156,7 @@ class GenerationSimulation:
             heapq.heappush(instance.ends, (instance.iteration + self._requests[at].output - 1, at))
             instance.context += self._requests[at].prompt + 1
             if self._pacing is not None:
-                first_s = self._first[at] or 0.0
-                heapq.heappush(instance.due, (first_s - instance.iteration * self._pacing.interval_s, at))
+                insort(instance.due, (self._due_at_0_s(at, instance.iteration, self._pacing), at))
         instance.joining.clear()
         batch = len(instance.ends)
         parts, ended = self._chunk(instance, self._room(instance, batch))
@@ -188,13 +188,17 @@ class GenerationSimulation:
             )
             instance.prompts = deque(waiting[one.name] for one in ordered)
             instance.changed = False
-        while instance.due and self._end[instance.due[0][1]] is not None:
-            heapq.heappop(instance.due)
         if not batch:
             return most
-        slack_s = instance.due[0][0] + (instance.iteration + 1) * pacing.interval_s - self._now
+        since_s = (instance.iteration + 1) * pacing.interval_s - self._now
+        first = bisect_left(instance.due, (-pacing.late_s - since_s, -1))  # those before it are too late
+        slack_s = pacing.tightest_s(due_s + since_s for due_s, _ in instance.due[first : first + 1])
         head = instance.prompts[0]
         return pacing.room(most, instance.context, slack_s, max(head[1], 0))
+
+    def _due_at_0_s(self, at: int, joined: int, pacing: Pacing) -> float:
+        """When the next token of a text that joined at iteration ``joined`` would have been due at iteration 0."""
+        return (self._first[at] or 0.0) - joined * pacing.interval_s
 
     def _chunk(self, instance: _Instance, room: int) -> tuple[list[Part], list[int]]:
         """The prompts' parts in one iteration, and the requests whose prompts end."""
@@ -226,7 +230,12 @@ class GenerationSimulation:
             instance.context += batch
             self._scheduler.generated(name, batch, nanoseconds * 1e-9)
         while instance.ends and instance.ends[0][0] <= instance.iteration:
-            self._ended(instance, heapq.heappop(instance.ends)[1])
+            last, at = heapq.heappop(instance.ends)
+            if self._pacing is not None:
+                joined = last - self._requests[at].output + 1
+                entry = (self._due_at_0_s(at, joined, self._pacing), at)
+                del instance.due[bisect_left(instance.due, entry)]
+            self._ended(instance, at)
         for at in self._chunks.pop(name):
             self._prefilled(instance, at)
         self._receive(instance)

@@ -21,11 +21,11 @@ from functions.generation.run import ITERATION_TOKENS
 from functions.scheduling.settings import SchedulingError, Targets
 from gateway.client.client import GatewayClient
 from moe.cache import PAGE_TOKENS
-from moe.manifest import Manifest
+from moe.manifest import INGRESS, Manifest
 from simulation.generation.engine import Outcome, Request
 from simulation.generation.measured import FitError, errors, fit
 from simulation.generation.replayed import SCHEDULES, simulate
-from simulation.profiles.generation.measure import QUICK, Decoder, Settings, kv_tokens, measure, points
+from simulation.profiles.generation.measure import QUICK, Decoder, Settings, kv_tokens, measure, points, warm_up
 from simulation.profiles.generation.storage import GenerationProfile, load, save
 from simulation.profiles.measure.machine import this_machine
 from simulation.profiles.model.errors import ProfileError
@@ -58,15 +58,15 @@ def profile_decoder(
         try:
             client = GatewayClient.from_state(Path(work))
             lifecycle.deploy_pipeline(client, manifest, DeploymentSettings())
-            url = f"{client.url}/function/{manifest.name}"
-            decoder = Decoder.of(manifest, url)
+            decoder = Decoder.of(manifest, f"{client.url}/function/{manifest.name}")
+            warm_up(decoder, settings)
+            room = kv_tokens(_ingress_url(client, manifest), PAGE_TOKENS)
             with Progress(console=console, transient=True) as bar:
                 tokens = sum(max(texts, 1) * length for texts, length in points(decoder, settings))
                 task = bar.add_task("measuring", total=tokens * settings.repeats)
                 samples = measure(
                     decoder, settings, lambda what, size: bar.update(task, advance=size, description=what)
                 )
-            room = kv_tokens(url, PAGE_TOKENS)
         finally:
             lifecycle.stop_process(process)
     try:
@@ -87,6 +87,15 @@ def profile_decoder(
     if load1 > 0.5:
         click.echo(f"other programs ran meanwhile (load {load1:.1f}): measure again on an idle machine", err=True)
     click.echo(f"{out} ({len(samples)} samples); smoe lab replay {out} simulates a trace")
+
+
+def _ingress_url(client: GatewayClient, manifest: Manifest) -> str:
+    """Address of a ready ingress itself. Raises ProfileError."""
+    replicas = client.replicas().get(manifest.function_name(INGRESS), [])
+    for replica in replicas:
+        if replica["state"] == "ready":
+            return f"http://{replica['address']}"
+    raise ProfileError(f"{manifest.name} has no ready ingress")
 
 
 def _times(sizes: list[tuple[int, int]], measured: Any) -> str:
@@ -156,7 +165,7 @@ def replay(
     requests = [Request(float(at), int(prompt), int(answer)) for at, prompt, answer in rows]
     targets = TokenTargets(_seconds(ttft_ms), _seconds(tpot_ms))
     try:
-        # a scheduler without roles has no use for targets
+        # where none are asked for, schedules that need some have these
         outcome = simulate(
             requests, measured, Targets(targets.ttft_s or 1.0, targets.tpot_s or 0.1), schedule, instances
         )

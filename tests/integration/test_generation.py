@@ -106,3 +106,17 @@ def test_a_token_trace_is_replayed_with_its_lengths(state: Path, tmp_path: Path)
     assert numbers["output_tokens"] == sum(filter(None, written)) > 0
     early = sum(tokens is not None and tokens < asked for tokens, asked in zip(written, (20, 3, 4), strict=True))
     assert numbers["ended_early"] == early
+
+
+def test_a_decoder_is_profiled_and_a_trace_simulated_on_it(state: Path, tmp_path: Path) -> None:
+    profile, trace = str(tmp_path / "tiny.parquet"), tmp_path / "trace.csv"
+    asked = ["lab", "profile", "tiny", "--state", str(state), "--quick", "--out", profile]
+    profiled = CliRunner().invoke(cli, asked, catch_exceptions=False)
+    assert profiled.exit_code == 0, profiled.output
+    trace.write_text("arrival_s,context_tokens,generated_tokens\n0,2000,40\n0.1,30,6\n0.2,90000,8\n")
+    asked = ["lab", "replay", profile, "--trace", str(trace), "--context", "4096", "--json"]
+    for schedule in ("colocated", "deadline"):
+        replayed = CliRunner().invoke(cli, [*asked, "--schedule", schedule], catch_exceptions=False)
+        assert replayed.exit_code == 0, replayed.output
+        numbers = json.loads(replayed.stdout)
+        assert (numbers["lost"], numbers["output_tokens"]) == (0, 54) and numbers["tpot_s"]["p50"] > 0

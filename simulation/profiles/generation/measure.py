@@ -11,7 +11,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -50,7 +50,7 @@ class Decoder:
     """Where it is, and what it takes."""
 
     url: str
-    """Address of the function: ``/v1/completions`` and ``/statistics`` lie under it."""
+    """Address of the function, at a gateway or of its ingress itself: ``/v1/completions`` lies under it."""
     model: str
     vocabulary: int
     context: int
@@ -72,6 +72,13 @@ def measure(
         return asyncio.run(_measure(decoder, settings, step))
     except (TimeoutError, aiohttp.ClientError, ValueError, KeyError, IndexError, TypeError) as error:
         raise ProfileError(f"{decoder.url} cannot be measured: {type(error).__name__} {str(error)[:200]}") from error
+
+
+def warm_up(decoder: Decoder, settings: Settings) -> None:
+    """Have one short text written, after which the ingress knows its instances.
+
+    Raises ProfileError where it does not answer as it should."""
+    measure(decoder, replace(settings, prompts=(), decodes=()))
 
 
 def points(decoder: Decoder, settings: Settings) -> list[tuple[int, int]]:
@@ -152,8 +159,8 @@ def _prompt(drawn: np.random.Generator, decoder: Decoder, tokens: int) -> list[i
 
 
 def kv_tokens(url: str, page_tokens: int) -> int:
-    """Tokens whose keys and values an instance keeps, the fewest of all. Raises ProfileError where none is there yet,
-    as before the first text."""
+    """Tokens whose keys and values an instance keeps, the fewest of all as the ingress at ``url`` knows them (a gateway
+    does not pass the question on). Raises ProfileError where none is there yet, as before the first text."""
     try:
         with requests.Session() as session:
             session.trust_env = False

@@ -38,6 +38,17 @@ async def test_prompts_that_can_be_in_time_go_first_in_the_room_that_decodes_lea
     assert 119 <= made.pace(RUN, [decoding], [short], 256, 0.25)[1] <= 120
 
 
+async def test_a_late_text_does_not_switch_off_what_another_is_due() -> None:
+    made = phases()
+    late, in_time, prompt = text(50), text(50, 4.0), text(200, 4.9)
+    for decoding, first_s in ((late, 0.2), (in_time, 5.0)):
+        made.dispatch(decoding, first_s)
+        made.token(RUN, decoding, first_s, 0.0)
+    assert made.pace(RUN, [late], [prompt], 256, 5.05)[1] == 256
+    alone = made.pace(RUN, [in_time], [prompt], 256, 5.05)[1]
+    assert made.pace(RUN, [late, in_time], [prompt], 256, 5.05)[1] == alone <= 25
+
+
 async def test_a_text_that_was_written_in_part_is_due_after_its_last_token_not_its_arrival() -> None:
     made = phases()
     again, new = text(100, 0.0), text(100, 4.5)

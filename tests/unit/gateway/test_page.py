@@ -155,6 +155,35 @@ async def test_the_instances_are_those_that_ingresses_of_decoders_report(
     assert encoder == ["/statistics"]  # an encoder is asked once
 
 
+async def test_all_replicas_of_an_ingress_are_asked_at_once(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.views.FRESH_S", 0.0)
+    all_asked, asked = asyncio.Event(), 0
+
+    async def answer(request: FakeRequest, connection: FakeConnection) -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 3:
+            all_asked.set()
+        await all_asked.wait()  # nobody answers before all were asked
+        document = {"generation": {"instances": [], "of": connection.replica.id}}
+        connection.write(reply(200, json.dumps(document).encode(), content_type="application/json"))
+
+    await running.deploy("decoder", 3, program=answer, labels={"smoe.pipeline": "decoder", "smoe.nodes": "ingress"})
+    (found,) = (await running.system("GET", "/system/instances")).json()["pipelines"]
+    assert (found["of"], asked) == (running.replicas("decoder")[0].id, 3)
+
+
+async def test_a_replica_that_sends_the_gateway_elsewhere_is_not_followed(running: Running) -> None:
+    with serve(lambda *_: (200, json.dumps({"generation": GENERATION}).encode())) as elsewhere:
+
+        async def answer(request: FakeRequest, connection: FakeConnection) -> None:
+            connection.write(reply(307, b"", location=f"{elsewhere.url}/statistics"))
+
+        await running.deploy("decoder", program=answer, labels={"smoe.pipeline": "decoder", "smoe.nodes": "ingress"})
+        assert (await running.system("GET", "/system/instances")).json() == {"pipelines": []}
+    assert not elsewhere.seen
+
+
 async def browse(
     running: Running,
     folder: Path,

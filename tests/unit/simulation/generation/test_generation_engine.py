@@ -57,6 +57,13 @@ def test_prompts_get_the_room_that_decodes_leave() -> None:
     assert outcome.ttft_s[1] > 1.5 + 2 + 2 + 2 + 1.01 - 0.1
 
 
+def test_a_late_decode_does_not_switch_off_what_another_is_due() -> None:
+    # Each iteration makes the first text later by half a second; the second one joins when it is late by more than 1 s.
+    outcome = paced([Request(0.0, 50, 30), Request(6.0, 50, 30), Request(6.1, 300, 1)], 0.5)
+    # At 6.55 s both prompts' first parts; three iterations until the second text is as late; then 98, 98 and 55 tokens.
+    assert outcome.ttft_s[2] == pytest.approx(6.55 + 2.0 + 3 * 1.02 + 2.0 + 2.0 + 1.57 - 6.1)
+
+
 def test_of_prompts_that_cannot_all_be_in_time_the_long_one_waits() -> None:
     outcome = paced([Request(0.0, 400, 1), *(Request(0.1, 100, 1) for _ in range(3))], 1.5)
     assert [ttft_s <= 10 for ttft_s in outcome.ttft_s] == [False, True, True, True]

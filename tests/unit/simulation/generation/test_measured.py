@@ -86,6 +86,15 @@ def test_schedules_with_roles_need_two_instances() -> None:
     assert outcome.lost == 0
 
 
+def test_by_what_is_due_one_instance_gives_prompts_the_room_that_decodes_leave() -> None:
+    requests = [Request(0.0, 16, 40), Request(0.01, 2000, 2)]
+    alone_s = TRUE.iteration(1, 100, ())
+    tight = Targets(TARGETS.ttft_s, 2 * alone_s)
+    paced, whole = (simulate(requests, TRUE, tight, schedule) for schedule in ("deadline", "colocated"))
+    assert paced.tpot_s[0] <= tight.tpot_s < whole.tpot_s[0]
+    assert paced.lost == 0 and paced.ttft_s[1] > whole.ttft_s[1]
+
+
 @pytest.fixture
 def stored(tmp_path: Path) -> Path:
     samples = samples_of(TRUE, noise=0.05)
