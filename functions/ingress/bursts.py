@@ -123,6 +123,8 @@ class BurstActivation:
         self._counts: dict[str, int] = {}
         self._reported: Mapping[str, int] = {}
         """The levels that a gateway has taken."""
+        self._reported_s = 0.0
+        """When they were sent: after ``LEASE_S`` it has taken the standbys back."""
         self._begun_s: float | None = None
         """When the first request came that found too little and is not reported yet."""
         self._changed = asyncio.Event()
@@ -154,6 +156,8 @@ class BurstActivation:
     def opened(self, table: Mapping[str, FunctionReplicas]) -> dict[str, FunctionReplicas]:
         """``table`` with as many replicas taking calls as a gateway has activated for this ingress: of several gateways
         the one whose feed is followed need not be the one that was asked."""
+        if self._loop.time() - self._reported_s > LEASE_S:
+            return dict(table)
         return {name: _opened(replicas, self._reported.get(name, 0)) for name, replicas in table.items()}
 
     @contextmanager
@@ -192,6 +196,7 @@ class BurstActivation:
             levels, begun_s, self._begun_s = self._counts, self._begun_s, None
             opening = None if begun_s is None else Opening(begun_s)
             self._dispatcher.opening = opening  # the feed may be faster than the reply
+            sent_s = self._loop.time()
             try:
                 ready = await self._gateway.report(levels)
             except (OSError, TransportError, ValueError, KeyError, TypeError) as error:
@@ -203,7 +208,7 @@ class BurstActivation:
                 await asyncio.sleep(RETRY_S)
                 continue
             failed = False
-            self._reported = levels
+            self._reported, self._reported_s = levels, sent_s
             self._dispatcher.merge(ready)
             self._dispatcher.opening = None
             if opening is not None:

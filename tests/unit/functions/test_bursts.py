@@ -142,6 +142,18 @@ async def test_the_feed_of_a_gateway_that_was_not_asked_closes_nothing_that_anot
     assert scene.bursts.opened(sleeping)["f"].replicas == (addresses[0],)
 
 
+async def test_after_its_lease_a_report_opens_nothing_any_more(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (ReplicaAddress(str(number), f"127.0.0.1:{number + 1}") for number in range(2))
+    waiting = {"f": FunctionReplicas(1, (first,), 1, RULE, (second,))}
+    scene.measured(f=0.002)
+    scene.bursts.arrived(1000)
+    await scene.until(lambda: len(scene.dispatcher.replicas("f")) == 2)
+    scene.gateway.status = 503
+    assert scene.bursts.opened(waiting)["f"].replicas == (first, second)
+    monkeypatch.setattr(bursts, "LEASE_S", 0.0)
+    assert scene.bursts.opened(waiting) == waiting
+
+
 async def test_what_changes_during_a_report_goes_with_the_next_one(scene: Scene) -> None:
     scene.measured(f=0.02)
     scene.gateway.gate.clear()
