@@ -93,8 +93,13 @@ def check(spec: FunctionSpec) -> None:
 
 
 def of_this_package(spec: FunctionSpec) -> bool:
-    """Whether it serves nodes of a pipeline: others get no pipelines, no replica feed and no key of callers."""
+    """Whether it serves nodes of a pipeline: others get no pipelines and no key of callers."""
     return "smoe_pipeline" in spec.env_vars
+
+
+def _is_ingress(spec: FunctionSpec) -> bool:
+    """It alone gets the replica feed, which holds the keys of callers of every namespace."""
+    return of_this_package(spec) and spec.env_vars.get("smoe_nodes", "").strip() == "ingress"
 
 
 def deployment(spec: FunctionSpec, settings: KubernetesSettings, pull_secrets: frozenset[str]) -> Object:
@@ -318,7 +323,7 @@ def _environment(spec: FunctionSpec, settings: KubernetesSettings) -> list[Objec
         environment[MPS_PERCENTAGE] = str(100 * tenths // GPU_TENTHS)
         if settings.gpu_memory_mb is not None:
             environment[MPS_MEMORY] = f"0={settings.gpu_memory_mb * tenths // GPU_TENTHS}M"
-    if settings.feed_url and settings.feed_secret and of_this_package(spec):
+    if settings.feed_url and settings.feed_secret and _is_ingress(spec):
         environment |= {"smoe_feed_url": settings.feed_url, "smoe_feed_token_file": f"{FEED_FOLDER}/feed-token"}
     if settings.pipelines_claim and of_this_package(spec):
         environment["smoe_pipelines_dir"] = PIPELINES_FOLDER
@@ -361,7 +366,7 @@ def _volumes(
     if takes_live_settings(spec):
         item = {"path": LIVE_FILE, "fieldRef": {"fieldPath": f"metadata.annotations['{POD_SETTINGS}']"}}
         mount("live-settings", LIVE_FOLDER, {"downwardAPI": {"items": [item]}})
-    if settings.feed_url and settings.feed_secret and of_this_package(spec):
+    if settings.feed_url and settings.feed_secret and _is_ingress(spec):
         mount("replica-feed", FEED_FOLDER, {"secret": {"secretName": settings.feed_secret}})
     if settings.caller_secret and of_this_package(spec):
         mount("caller-key", CALLER_FOLDER, {"secret": {"secretName": settings.caller_secret}})

@@ -108,16 +108,24 @@ def test_feed_and_pipelines_are_mounted_where_a_cluster_offers_them() -> None:
     settings = KubernetesSettings(
         feed_url="http://gateway/system/replicas", feed_secret="feed", pipelines_claim="models"
     )
-    made = deployment(spec("f"), settings)
+    made = deployment(spec("f", env_vars={"smoe_pipeline": "m", "smoe_nodes": "ingress"}), settings)
     assert environment(made)["smoe_feed_token_file"] == "/var/openfaas/feed/feed-token"
     assert environment(made)["smoe_pipelines_dir"] == "/var/smoe/pipelines"
     names = {volume["name"] for volume in made["spec"]["template"]["spec"]["volumes"]}
     assert {"replica-feed", "pipelines"} <= names
 
 
+@pytest.mark.parametrize("env_vars", [{"smoe_pipeline": "m", "smoe_nodes": "expert-0-0"}, {"smoe_nodes": "ingress"}])
+def test_who_is_no_ingress_does_not_get_the_feed_that_holds_all_namespaces_keys(env_vars: dict[str, str]) -> None:
+    settings = KubernetesSettings(feed_url="http://g/", feed_secret="feed")
+    made = deployment(spec("f", env_vars=env_vars), settings)
+    assert not [name for name in environment(made) if name.startswith("smoe_feed")]
+    assert "feed" not in str(made["spec"]["template"]["spec"].get("volumes", ""))
+
+
 def test_functions_of_this_package_alone_are_given_the_feed_and_the_key_of_callers() -> None:
     settings = KubernetesSettings(feed_url="http://g/", feed_secret="feed", caller_secret="callers")
-    made = deployment(spec("f"), settings)
+    made = deployment(spec("f", env_vars={"smoe_pipeline": "m", "smoe_nodes": "ingress"}), settings)
     pod = made["spec"]["template"]["spec"]
     assert environment(made)["smoe_caller_key_file"] == "/var/openfaas/caller/caller-key"
     assert {"name": "caller-key", "secret": {"secretName": "callers"}} in pod["volumes"]
