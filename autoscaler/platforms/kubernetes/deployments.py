@@ -26,7 +26,7 @@ from platform_words.labels import (
     SPEC,
 )
 from platform_words.live import Live
-from platform_words.resources import GPU, GPU_TENTHS, MPS_MEMORY, MPS_PERCENTAGE, RESIZED, same_quantity
+from platform_words.resources import GPU, GPU_RESOURCES, GPU_TENTHS, MPS_MEMORY, MPS_PERCENTAGE, RESIZED, same_quantity
 
 IN_FORCE = "inForce"
 """What is kept of a pod: limits by container where they are not those of its spec (yet)."""
@@ -73,9 +73,13 @@ def pods_of(deployment: Object) -> int:
 
 
 def standbys_of(deployment: Object) -> Burst | None:
-    """Standbys that this project's gateway manages, and their rule; None without any."""
+    """Standbys that this project's gateway manages, and their rule; None without any, and with a GPU, where the gateway
+    counts none."""
     annotations = deployment["metadata"].get("annotations") or {}
-    return burst_from(annotations) if SPEC in annotations else None
+    live = live_of(deployment)
+    if SPEC not in annotations or (live is not None and any(resource in GPU_RESOURCES for resource in live.limits)):
+        return None
+    return burst_from(annotations)
 
 
 def ordered(deployment: Object) -> int:

@@ -115,6 +115,8 @@ class KubernetesPlatform:
         deployment = self._known.deployment(function)
         if deployment is not None and not of_this_gateway(deployment):
             refuse_standbys(function, target, "this project's gateway manages them, and OpenFaaS deployed the function")
+        if target.gpu_share:
+            refuse_standbys(function, target, "a process keeps the GPU share that it was started with")
         before = None if deployment is None else d.live_of(deployment)
         if deployment is None or before is None:
             raise FunctionGoneError(f"there is no function {function} of pipeline {self._pipeline} in this namespace")

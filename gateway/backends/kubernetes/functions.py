@@ -8,14 +8,19 @@ of them ordered, never half of each.
 from __future__ import annotations
 
 import asyncio
+import logging
+from dataclasses import replace
 
 from gateway.backends.kubernetes import objects
-from gateway.backends.kubernetes.api import STRATEGIC, Api, ApiError, Object
+from gateway.backends.kubernetes.api import STRATEGIC, Api, ApiError, Object, UnreachableError
 from gateway.backends.kubernetes.informer import Informer
 from gateway.backends.kubernetes.ownership import adoption
 from gateway.backends.kubernetes.settings import KubernetesSettings
-from gateway.backends.kubernetes.standbys import ordered_of, pods_for
-from gateway.contract import ConflictError, FunctionSpec, InvalidSpecError, NotFoundError
+from gateway.backends.kubernetes.standbys import ordered_of, pods_for, standbys_of
+from gateway.contract import ConflictError, FunctionSpec, GatewayError, InvalidSpecError, NotFoundError
+from platform_words.labels import BURST
+
+log = logging.getLogger(__name__)
 
 
 class Functions:
@@ -97,6 +102,31 @@ class Functions:
                 return True
         raise AssertionError("unreachable")
 
+    async def change_standbys(self, spec: FunctionSpec, before: FunctionSpec) -> FunctionSpec:
+        """The function as it is then: as ``before``, with the standbys of ``spec``. Rule and pods are one write, since
+        pods without their rule would count as ordered. Raises ConflictError where it is not as ``before``."""
+        if standbys_of(spec) == standbys_of(before):
+            return before
+        notes = {key: value for key, value in before.annotations.items() if key != BURST}
+        if BURST in spec.annotations:
+            notes[BURST] = spec.annotations[BURST]
+        ruled = replace(before, annotations=notes)
+        if standbys_of(ruled) != standbys_of(spec):
+            return before  # it still has a GPU
+        if not await self.change_metadata(ruled, before):
+            raise ConflictError(f"function {spec.key} was changed meanwhile")
+        return ruled
+
+    async def put_back(self, before: FunctionSpec, ruled: FunctionSpec, replicas: int | None) -> None:
+        """After a roll-out that failed: the standbys of ``before``, and as many pods as there were. Where that fails,
+        too, the rule of ``ruled`` stays with its pods."""
+        try:
+            if replicas is not None:
+                await self.scale(before.name, replicas)
+            await self.change_standbys(before, ruled)
+        except (ApiError, UnreachableError, GatewayError) as error:
+            log.warning("function %s: what its failed update began could not be taken back: %s", before.key, error)
+
     async def scale(self, name: str, replicas: int) -> None:
         """Raises NotFoundError."""
         try:
@@ -132,6 +162,10 @@ class Functions:
                     raise _named(error) from error
                 await asyncio.sleep(self._settings.first_wait_s)
         raise AssertionError("unreachable")
+
+
+def missing(name: str, namespace: str) -> NotFoundError:
+    return NotFoundError(f"there is no function {name} in namespace {namespace}")
 
 
 def already_there(spec: FunctionSpec) -> ConflictError:

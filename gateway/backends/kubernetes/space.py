@@ -14,7 +14,7 @@ from typing import Any
 from gateway.activations import ActivatedTime
 from gateway.backends.kubernetes import objects, standbys
 from gateway.backends.kubernetes.api import Api, ApiError, Object, UnreachableError
-from gateway.backends.kubernetes.functions import Functions, already_there
+from gateway.backends.kubernetes.functions import Functions, already_there, missing
 from gateway.backends.kubernetes.informer import Informer
 from gateway.backends.kubernetes.keeper import Keeper
 from gateway.backends.kubernetes.live import has_raised_request, live_of
@@ -24,7 +24,7 @@ from gateway.backends.kubernetes.secrets import SELECTOR, Secrets
 from gateway.backends.kubernetes.settings import KubernetesSettings
 from gateway.backends.kubernetes.template import Templates
 from gateway.backends.kubernetes.usage import PodUsage
-from gateway.contract import FunctionSpec, FunctionState, LogLine, NotFoundError, Usage
+from gateway.contract import FunctionSpec, FunctionState, LogLine, Usage
 from gateway.placement import parse_placement
 from platform_words.labels import FUNCTION_LABEL
 from platform_words.live import Live
@@ -141,15 +141,21 @@ class Space:
                 if await self._keeper.keep(spec.name, live_of(spec), self._pods_of(spec.name)):
                     return
                 log.info("function %s: its pods cannot be resized where they are, so they are replaced", spec.key)
+                before = spec
                 break
             before, same_shape = await self._present(spec)
+        ruled = await self._functions.change_standbys(spec, before)
         ordered, places = (await self.look(spec.name)).desired_replicas, parse_placement(spec)
         moved = places and places != parse_placement(before)
-        present = standbys.pods_for(ordered, before)
+        present = standbys.pods_for(ordered, ruled)
         pods = standbys.pods_for(sum(places.values()) if moved else ordered, spec)
-        if pods > present:  # never fewer that take calls than were ordered
-            await self._functions.scale(spec.name, pods)
-        await self._functions.roll_out(spec, pull)
+        try:
+            if pods > present:  # never fewer that take calls than were ordered
+                await self._functions.scale(spec.name, pods)
+            await self._functions.roll_out(spec, pull)
+        except Exception:
+            await self._functions.put_back(before, ruled, present if pods > present else None)
+            raise
         if pods < present:
             await self._functions.scale(spec.name, pods)
 
@@ -389,7 +395,3 @@ async def _within(timeout_s: float, event: asyncio.Event) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await event.wait()
-
-
-def missing(name: str, namespace: str) -> NotFoundError:
-    return NotFoundError(f"there is no function {name} in namespace {namespace}")

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
 from autoscaler.contract import Burst
+from autoscaler.errors import PlatformError
+from gateway.backends.kubernetes import standbys
 from gateway.backends.kubernetes.backend import KubernetesBackend
-from gateway.contract import DEFAULT_NAMESPACE, Activation, FunctionSpec, FunctionState
+from gateway.backends.kubernetes.functions import Functions
+from gateway.contract import DEFAULT_NAMESPACE, Activation, FunctionSpec, FunctionState, InvalidSpecError, Replica
+from tests.doubles.kubernetes.errors import forbidden
 from tests.doubles.kubernetes.fixtures import Backends, Platforms, ready, resources, until, until_so
 from tests.doubles.kubernetes.functions import put, spec
 from tests.doubles.kubernetes.running import Running
@@ -126,6 +131,85 @@ async def test_another_gateway_leaves_what_one_has_activated_and_takes_back_what
     await until(third, states("ready", "standby"))
     await until_so(lambda: cpu_requests(double) == ["10m", "50m"])
     assert states("ready", "standby")(other.get("f", DEFAULT_NAMESPACE))
+
+
+async def test_a_request_that_another_gateway_lowers_is_asked_for_again(double: Running, backends: Backends) -> None:
+    one = await backends(standby_held_s=0.0)
+    await one.create(bursting("standbys=1"), 1)
+    await until(one, states("ready", "standby"))
+    await activate(one, 1)
+
+    def resizes() -> int:
+        return sum(call.resource == "pods/resize" for call in double.api.calls)
+
+    before, other = resizes(), await backends(standby_held_s=0.0, standby_others_s=0.01)
+    await until_so(lambda: resizes() >= before + 4)  # the other gateway's minute has passed, twice
+    await other.close()
+    await until_so(lambda: cpu_requests(double) == ["50m", "50m"])
+
+
+def test_each_time_that_somebody_asks_for_a_lowered_request_again_it_is_lowered_later() -> None:
+    lowered, pod = standbys.Lowered(held_s=0.0, others_s=60.0), Replica("p", "a:1", "standby")
+    state = FunctionState(bursting("standbys=1"), 1, (pod,), 1, 0.0, standbys=1)
+    now_s, waits = 0.0, []
+    for _ in range(7):
+        _, wait_s = lowered.look(state, {"p"}, now_s)
+        assert wait_s is not None
+        waits.append(wait_s)
+        now_s += wait_s
+        for raised in ({"p"}, {"p"}, set[str]()):  # ordered, not there yet, there
+            assert lowered.look(state, raised, now_s) == ({"p"}, None)
+    assert waits == [60.0, 60.0, 120.0, 240.0, 480.0, 960.0, 960.0]
+    lowered.look(replace(state, replicas=(replace(pod, state="ready"),)), {"p"}, now_s)
+    assert lowered.look(state, {"p"}, now_s) == ({"p"}, None), "activated here, so released at once"
+
+
+@pytest.mark.parametrize("rule", ["standbys=2", "standbys=1,sleep_s=3.0"])
+async def test_an_update_that_is_refused_leaves_no_replicas_behind(
+    double: Running, backends: Backends, monkeypatch: pytest.MonkeyPatch, rule: str
+) -> None:
+    backend = await backends(**AT_ONCE)
+    await backend.create(spec("f"), 1)
+    await until(backend, ready(1))
+    better = bursting(rule, image="smoe/function:2")
+    double.api.refusals["patch", "deployments"] = forbidden("deployments.apps", "f", "no")
+    for _ in range(2):
+        with pytest.raises(InvalidSpecError):
+            await backend.update(better)
+        assert (pods(double), backend.get("f", DEFAULT_NAMESPACE).desired_replicas) == (1, 1)
+    double.api.refusals.clear()
+
+    async def refuse(*_: Any) -> None:
+        raise InvalidSpecError("no")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Functions, "roll_out", refuse)
+        for _ in range(2):
+            with pytest.raises(InvalidSpecError):
+                await backend.update(better)
+            assert (pods(double), backend.get("f", DEFAULT_NAMESPACE).standbys) == (1, 0)
+        patched.setattr(Functions, "put_back", AsyncMock())  # nor where that fails, too
+        for _ in range(2):
+            with pytest.raises(InvalidSpecError):
+                await backend.update(better)
+            assert backend.get("f", DEFAULT_NAMESPACE).desired_replicas == 1
+    await backend.update(better)
+    assert (pods(double), backend.get("f", DEFAULT_NAMESPACE).desired_replicas) == (1 + int(rule[9]), 1)
+
+
+async def test_of_a_function_with_a_gpu_share_controller_and_gateway_count_no_standbys(
+    double: Running, backends: Backends, platforms: Platforms
+) -> None:
+    backend, platform = await backends(**AT_ONCE), platforms()
+    limits = {"memory": "256Mi", "cpu": "1", "nvidia.com/gpu": "2"}
+    put(double, spec("f", limits=limits), 3)
+    present = platform.configurations()["f"]
+    with pytest.raises(PlatformError, match="GPU share"):
+        platform.apply("f", present, replace(present, burst=Burst(2)))
+    double.deployment("f")["metadata"]["annotations"]["smoe.burst"] = "standbys=2"
+    other = platforms().configurations()["f"]
+    assert (other.replicas, other.standbys) == (3, 0)
+    await until_so(lambda: [state.desired_replicas for state in backend.list()] == [3])
 
 
 async def test_a_controller_orders_standbys_and_leaves_their_requests_to_the_gateway(
