@@ -107,7 +107,7 @@ def _count(one: Replayed, window: EpisodeWindow, actor: Actor) -> None:
     latency, called = NODE.log("latency_p95", ahead), NODE.is_known("latency_p95", ahead) > 0
     for layer, there in enumerate(called):
         pairs = weights[layer, there], latency[layer, there]
-        if there.sum() > 2 and all(len(numbers.unique()) > 1 for numbers in pairs):  # else it is not defined
+        if there.sum() > 2 and all(len(set(numbers.tolist())) > 1 for numbers in pairs):  # else it is not defined
             one.correlations.append(float(spearmanr(*pairs).statistic))
 
 

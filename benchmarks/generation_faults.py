@@ -146,7 +146,7 @@ def workers(served: RunningPipeline, *, ingress: bool) -> dict[int, str]:
 def summary(streams: Sequence[Stream], from_s: float, until_s: float) -> dict[str, Any]:
     """Figures of the texts that were due in this time."""
     due = [one for one in streams if from_s <= one.due_s < until_s]
-    tokens_s = np.sort(np.concatenate([one.tokens_s for one in streams] or [np.empty(0)]))
+    tokens_s = np.sort(np.array([moment for one in streams for moment in one.tokens_s], dtype=np.float64))
     inside = tokens_s[(tokens_s >= from_s) & (tokens_s < until_s)]
     ttft_s = [one.tokens_s[0] - one.due_s for one in due if one.tokens_s]
     gaps_s = np.concatenate([np.diff(one.tokens_s) for one in due] or [np.empty(0)])

@@ -34,7 +34,7 @@ from benchmarks.harness.report import print_result, print_table
 from benchmarks.harness.run_folder import run_folder
 from moe.reference import WholeModel
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "head_dim": 16, "intermediate_size": 128, "moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2,
     "mlp_only_layers": [], "max_position_embeddings": 2048, "tie_word_embeddings": True,

@@ -55,8 +55,12 @@ def cheapest_by_kind(rules: Sequence[Sequence[Judged]], tolerated: float) -> tup
     for kind in kinds:
         of_kind = [[one for one in results if (one.pattern, one.rate) == kind] for results in rules]
         least = min(summed(results)[1] for results in of_kind)
-        within = [results for results in of_kind if summed(results)[1] <= max(tolerated, least)]
-        chosen += min(within, key=lambda results: summed(results)[0])
+        _, place = min(
+            (summed(results)[0], place)
+            for place, results in enumerate(of_kind)
+            if summed(results)[1] <= max(tolerated, least)
+        )
+        chosen += of_kind[place]
     return summed(chosen)
 
 

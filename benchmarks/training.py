@@ -25,7 +25,8 @@ from rl.agent.contract import Batch, State
 from rl.agent.ddpg.exploration import decide as decide_by
 from rl.agent.export import load
 from rl.episodes import Episode
-from rl.train.commands import changed, line_of
+from rl.train.commands import changed
+from rl.train.display import line_of
 from rl.train.parallel_episodes import Actions, Decide
 from rl.train.run import BEST, Run
 from rl.train.settings import TrainingSettings

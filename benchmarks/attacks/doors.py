@@ -18,11 +18,15 @@ NOBODY = 65534
 Outcome = tuple[bool, str]
 
 
+def _authorized(form: str) -> dict[str, str]:
+    return {"authorization": form} if form else {}
+
+
 def control_without_password(target: Target) -> Outcome:
     paths = ("/system/functions", "//system/functions", "/%73ystem/functions", "/system//functions", "/ui/page.js",
              "/function/../system/functions", "/system/secrets", "/system/replicas", "/system/view")  # fmt: skip
     forms = ("", "Basic ", "Basic Og==", "Basic YWRtaW46", f"Bearer {target.password}", "Bearer ", "Basic %%%")
-    answers = [target.ask("GET", path, **({"authorization": form} if form else {})) for path in paths for form in forms]
+    answers = [target.ask("GET", path, b"", 30.0, **_authorized(form)) for path in paths for form in forms]
     opened = [body for status, body, _ in answers if status < 400 and b"[" in body]
     return not opened, f"{len(answers)} requests, {len(opened)} opened"
 

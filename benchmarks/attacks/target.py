@@ -62,7 +62,7 @@ class Target:
     def system(self, method: str, path: str, document: Any = None, **headers: str) -> int:
         """Status of a request with the password."""
         body = b"" if document is None else json.dumps(document).encode()
-        return self.ask(method, path, body, authorization=self.basic, **headers)[0]
+        return self.ask(method, path, body, 30.0, authorization=self.basic, **headers)[0]
 
     def command(self, name: str, process: str, *secrets: str, **labels: str) -> None:
         """Deploy a command and wait until it answers probes."""
@@ -143,7 +143,7 @@ def running_target(*flags: str) -> Iterator[Target]:
             end_s = time.monotonic() + START_S
             while not (state / "gateway.json").exists():
                 if process.poll() is not None or time.monotonic() > end_s:
-                    raise RuntimeError(f"the gateway did not start: {log_end(Path(folder) / 'gateway.log')}")
+                    raise RuntimeError(f"the gateway did not start: {log_end(Path(folder) / 'gateway.log', 0)}")
                 time.sleep(0.05)
             yield Target(state, process, receivers)
         finally:

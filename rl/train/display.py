@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,13 +44,18 @@ class Display:
 
     def validation(self, entry: dict[str, Any]) -> None:
         """An actor was judged."""
-        self._console.print(
-            f"{entry['windows']:6d} windows {entry['minutes']:6.1f} min: cost {entry['cost']:.3f} of the reference, "
-            f"{100 * entry['violated']:.1f} % of windows over λ{', kept' if entry['best'] else ''}"
-        )
+        self._console.print(line_of(entry))
 
     def _spent(self) -> str:
         return f"{self._run.progress.minutes:.1f} of {self._minutes:g} min"
+
+
+def line_of(entry: Mapping[str, Any]) -> str:
+    """A validation in a line."""
+    return (
+        f"{entry['windows']:6d} windows {entry['minutes']:6.1f} min: cost {entry['cost']:.3f} of the reference, "
+        f"{100 * entry['violated']:.1f} % of windows over λ{', kept' if entry['best'] else ''}"
+    )
 
 
 @contextmanager

@@ -36,7 +36,7 @@ class Tab:
             if message.get("method") == "Runtime.exceptionThrown":
                 self.exceptions.append(json.dumps(message["params"])[:500])
             if message.get("id") == self._sent:
-                return message["result"]
+                return message.get("result") or {"result": {}}  # what ran when the tab left its page has no answer
 
     async def open(self, url: str) -> None:
         await self.command("Runtime.enable")
