@@ -239,7 +239,8 @@ async def test_a_browser_shows_heat_map_configuration_latency_cost_and_decisions
             replicas = one["configuration"]["replicas"]
             limits = {"memory": "256Mi", "cpu": "1500m"}
             await running.deploy(one["function"], replicas, labels=labels, limits=limits)
-        dom, picture = await browse(running, tmp_path)
+        filled = "document.getElementById('configuration')?.textContent.includes('1.50 cores')"
+        dom, picture = await browse(running, tmp_path, until=filled)
     assert (shown(dom, "pipeline"), shown(dom, "state"), shown(dom, "policy")) == ("minilm", "live", "policy hpa")
     assert shown(dom, "slo").startswith("of 120 ms")
     assert shown(dom, "cost").startswith("$2.")
@@ -321,6 +322,7 @@ async def test_a_browser_shows_one_namespace_and_counts_no_function_of_that_name
         labels = {"smoe.pipeline": "p", "smoe.nodes": "expert-0-0"}
         await running.deploy("p-expert-0-0", 1, labels=labels)
         await running.deploy("p-expert-0-0", 4, labels=labels, namespace="team-a")
-        dom, _ = await browse(running, tmp_path, "900,900", query, "p")
+        filled = "[...document.querySelectorAll('#machine-table *')].some(one => one.textContent === 'a')"
+        dom, _ = await browse(running, tmp_path, "900,900", query, "p", filled)
     assert (shown(dom, "pipeline"), shown(dom, "pipelines")) == ("p", pipelines)
     assert cells(dom, "machine-table") == machines
