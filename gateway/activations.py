@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from gateway.contract import Activation
@@ -36,6 +37,34 @@ class Activations:
     def next_end_s(self) -> float | None:
         """When the first lease ends."""
         return min((until_s for _, until_s in self._by_sender.values()), default=None)
+
+
+class Leases:
+    """Has what is asked for now brought about, again when a lease ends; on the running event loop."""
+
+    def __init__(self, bring_about: Callable[[Mapping[Key, int]], None]) -> None:
+        """``bring_about``: gets (name, namespace) → standbys, all others none."""
+        self._bring_about = bring_about
+        self._activations = Activations()
+        self._end: asyncio.TimerHandle | None = None
+
+    def put(self, activation: Activation) -> None:
+        """What one sender asks for from now on."""
+        self._activations.put(activation, asyncio.get_running_loop().time())
+        self.apply()
+
+    def apply(self) -> None:
+        """Bring it about, and look again when the first lease ends."""
+        self.close()
+        loop = asyncio.get_running_loop()
+        self._bring_about(self._activations.levels(loop.time()))
+        end_s = self._activations.next_end_s()
+        self._end = None if end_s is None else loop.call_at(end_s, self.apply)
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._end is not None:
+            self._end.cancel()
 
 
 class ActivatedTime:

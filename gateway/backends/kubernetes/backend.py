@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from gateway import __version__
-from gateway.activations import Activations
+from gateway.activations import Key, Leases
 from gateway.backends.kubernetes.api import Api
 from gateway.backends.kubernetes.connection import Connection, connect
 from gateway.backends.kubernetes.namespaces import Namespaces
@@ -56,8 +56,7 @@ class KubernetesBackend(Changes):
         """Namespace that is for functions → why it could not be read."""
         self._start_seconds: builtins.list[float] = []
         """Start times not yet taken, in namespaces that are no longer served."""
-        self._activations = Activations()
-        self._lease_end: asyncio.TimerHandle | None = None
+        self._leases = Leases(self._activate)
         self._namespaces = Namespaces(self.api, settings) if settings.all_namespaces else None
 
     async def start(self) -> None:
@@ -78,8 +77,7 @@ class KubernetesBackend(Changes):
 
     async def close(self) -> None:
         """Stop following. Functions run on: the cluster holds them, and another gateway may serve them."""
-        if self._lease_end is not None:
-            self._lease_end.cancel()
+        self._leases.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -132,19 +130,11 @@ class KubernetesBackend(Changes):
         await self._space(namespace).scale(name, replicas)
 
     async def activate(self, activation: Activation) -> None:
-        self._activations.put(activation, asyncio.get_running_loop().time())
-        self._apply_activations()
+        self._leases.put(activation)
 
-    def _apply_activations(self) -> None:
-        """Bring about what is asked for now, and look again when the first lease ends."""
-        loop = asyncio.get_running_loop()
-        levels = self._activations.levels(loop.time())
+    def _activate(self, levels: Mapping[Key, int]) -> None:
         for namespace, space in self.spaces.items():
             space.activate({name: count for (name, of), count in levels.items() if of == namespace})
-        if self._lease_end is not None:
-            self._lease_end.cancel()
-        end_s = self._activations.next_end_s()
-        self._lease_end = None if end_s is None else loop.call_at(end_s, self._apply_activations)
 
     def get(self, name: str, namespace: str) -> FunctionState:
         return self._space(namespace).get(name)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway import __version__
-from gateway.activations import Activations
+from gateway.activations import Key, Leases
 from gateway.backends.process.cgroup.usage import measure
 from gateway.backends.process.function import Context, ManagedFunction, Record
 from gateway.backends.process.gpu.shares import GpuShares
@@ -68,8 +68,7 @@ class ProcessBackend(Changes):
         self._tasks: set[asyncio.Task[Any]] = set()
         self._leaving: set[asyncio.Task[Any]] = set()
         self._closing = False
-        self._activations = Activations()
-        self._lease_end: asyncio.TimerHandle | None = None
+        self._leases = Leases(self._activate)
         self._context = Context(
             settings=settings,
             launcher=self.launcher,
@@ -92,8 +91,7 @@ class ProcessBackend(Changes):
     async def close(self) -> None:
         """Drain and end every replica, then the warm parent; nothing is left running."""
         self._closing = True
-        if self._lease_end is not None:
-            self._lease_end.cancel()
+        self._leases.close()
         functions, self._functions = list(self._functions.values()), {}
         await asyncio.gather(*(function.end() for function in functions), *self._leaving)
         for function in functions:
@@ -169,19 +167,11 @@ class ProcessBackend(Changes):
         self.function(name, namespace).scale(replicas)
 
     async def activate(self, activation: Activation) -> None:
-        self._activations.put(activation, asyncio.get_running_loop().time())
-        self._apply_activations()
+        self._leases.put(activation)
 
-    def _apply_activations(self) -> None:
-        """Bring about what is asked for now, and look again when the first lease ends."""
-        loop = asyncio.get_running_loop()
-        levels = self._activations.levels(loop.time())
+    def _activate(self, levels: Mapping[Key, int]) -> None:
         for function in self._functions.values():
             function.activate(levels.get((function.spec.name, function.spec.namespace), 0))
-        if self._lease_end is not None:
-            self._lease_end.cancel()
-        end_s = self._activations.next_end_s()
-        self._lease_end = None if end_s is None else loop.call_at(end_s, self._apply_activations)
 
     def get(self, name: str, namespace: str) -> FunctionState:
         return self.function(name, namespace).state()
