@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from simulation.generation.measured import Measured, Sample
 from simulation.profiles.measure.machine import Machine
+from simulation.profiles.model import parquet
 from simulation.profiles.model.errors import ProfileError
 
 _KEY = b"smoe.generation-profile"
@@ -44,24 +44,13 @@ def save(profile: GenerationProfile, path: Path) -> None:
         one.name: getattr(profile.measured, one.name) for one in fields(Measured) if one.init and one.name != "seed"
     }
     columns = {name: [getattr(one, name) for one in profile.samples] for name in _SCHEMA.names}
-    table = pa.table(columns, schema=_SCHEMA.with_metadata({_KEY: json.dumps(document).encode()}))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    pq.write_table(table, part, compression="zstd")
-    part.replace(path)
+    parquet.write(path, pa.table(columns, schema=_SCHEMA), _KEY, json.dumps(document).encode())
 
 
 def load(path: Path) -> GenerationProfile:
     """Read a profile. Raises ProfileError with a sentence for anything that is none."""
-    try:
-        table = pq.read_table(path)
-    except FileNotFoundError:
-        raise ProfileError(f"{path} does not exist; `smoe lab profile DECODER --out {path}` makes it") from None
-    except (OSError, pa.ArrowException) as error:
-        raise ProfileError(f"{path} is not a parquet file: {error}") from error
-    stored = (table.schema.metadata or {}).get(_KEY)
-    if stored is None:
-        raise ProfileError(f"{path} is no profile of a decoder; `smoe lab profile DECODER --out FILE` makes one")
+    missing = "is no profile of a decoder; `smoe lab profile DECODER --out FILE` makes one"
+    table, stored = parquet.read(path, _KEY, measured="DECODER", missing=missing)
     try:
         document: dict[str, Any] = json.loads(stored)
         numbers: dict[str, Any] = {

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from autoscaler.checked import Checked, from_table
 from simulation.profiles.fit.rows import COLUMNS, LATER, SCHEMA, Row
 from simulation.profiles.measure.machine import Machine
+from simulation.profiles.model import parquet
 from simulation.profiles.model.errors import ProfileError, ProfileMismatchError
 
 VERSION: Literal[1] = 1
@@ -74,24 +74,13 @@ def save(profile: Profile, path: Path) -> None:
     """Write the profile; an existing file is replaced whole."""
     columns = {name: [getattr(row, name) for row in profile.rows] for name in COLUMNS}
     document = json.dumps(asdict(profile.metadata)).encode()
-    table = pa.table(columns, schema=SCHEMA.with_metadata({_KEY: document}))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    pq.write_table(table, part, compression="zstd")
-    part.replace(path)
+    parquet.write(path, pa.table(columns, schema=SCHEMA), _KEY, document)
 
 
 def load(path: Path) -> Profile:
     """Read a profile. Raises ProfileError with a sentence for anything that is none."""
-    try:
-        table = pq.read_table(path)
-    except FileNotFoundError:
-        raise ProfileError(f"{path} does not exist; `smoe lab profile PIPELINE --out {path}` makes it") from None
-    except (OSError, pa.ArrowException) as error:
-        raise ProfileError(f"{path} is not a parquet file: {error}") from error
-    document = (table.schema.metadata or {}).get(_KEY)
-    if document is None:
-        raise ProfileError(f"{path} is a parquet file without the metadata of a profile ({_KEY.decode()})")
+    without = f"is a parquet file without the metadata of a profile ({_KEY.decode()})"
+    table, document = parquet.read(path, _KEY, measured="PIPELINE", missing=without)
     try:
         metadata = from_table(Metadata, json.loads(document))
     except (ValueError, AttributeError, ProfileError) as error:
