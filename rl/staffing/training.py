@@ -27,21 +27,13 @@ from rl.staffing.env import StaffingEnv
 from rl.staffing.export import save
 from rl.staffing.hours import HourSettings, episode, in_turn, works
 from rl.staffing.networks import StaffingActor
+from rl.staffing.policy import RuleSettings
 from rl.staffing.risk import RiskSettings
 from rl.staffing.warm_start import clone, fill, labels
 from traces.splits import Split
 
-START = {
-    "load": 0.5,
-    "standbys": 6.0,
-    "headroom": 1.0,
-    "spare": 0.5,
-    "hold_s": 1.5,
-    "budget": 0.8,
-    "look_back_s": 0.25,
-    "sleep_s": 20.0,
-}
-"""What is decided before anything was learnt: settings that keep λ in most hours."""
+START = RuleSettings().values | {"sleep_s": 20.0}
+"""What is decided before anything was learnt: the rule's, with a number of seconds that can still be learnt."""
 BEST = "actor.safetensors"
 WARM_UP = 4
 """Windows of an hour that are not judged."""

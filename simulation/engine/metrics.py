@@ -17,6 +17,7 @@ import numpy as np
 from autoscaler.contract import MIB, NAMESPACE, Configuration, NodeObservation, Observation, Topology
 from autoscaler.state.features import observe
 from autoscaler.state.readings import Buckets, Job, Key, Readings, Series
+from functions.dispatch.activation import token_rates
 from functions.serving.metric_names import LOOK_BACKS_S, PEAK_WINDOW_S, RATES
 from simulation.arrays import Ints
 from simulation.engine import kernel
@@ -79,8 +80,8 @@ class SimulatedMetrics:
         histograms: dict[Series, dict[Key, Buckets]] = {
             Series.REQUEST_SECONDS: {(pipeline,): _buckets(sum_of([w.request_histogram[None] for w in windows]))[0]},
             Series.ARRIVAL_RATES: {
-                (pipeline, f"{look_back_s:g}"): _cumulative((*RATES, math.inf), counts)
-                for look_back_s, counts in zip(LOOK_BACKS_S, sum_of([w.rates for w in windows]), strict=True)
+                (pipeline, f"{look_back_s:g}"): _cumulative((*RATES, math.inf), self._rates(windows, look_back_s))
+                for look_back_s in LOOK_BACKS_S
             },
             Series.NODE_CALL_SECONDS: {},
             Series.LAYER_BARRIER_SECONDS: {
@@ -94,6 +95,14 @@ class SimulatedMetrics:
         start_s, end_s = (self._epoch_s + moment for moment in (windows[0].start_s, last.end_s))
         ages_s: dict[Job, float] = {"ingress": 0.0, "gateway": 0.0}
         return Readings(start_s, end_s, values, histograms, counts, measured, ages_s)
+
+    def _rates(self, windows: Sequence[Window], look_back_s: float) -> Ints:
+        """[bounds] requests that arrived in ``windows``, by the tokens per second of the look-back that ends with each
+        arrival."""
+        requests = self._simulation.requests
+        first, last = np.searchsorted(requests.arrival_s, [windows[0].start_s, windows[-1].end_s]).tolist()
+        rates = token_rates(requests.arrival_s[:last], requests.tokens[:last], first, look_back_s)
+        return np.bincount(np.searchsorted(RATES, rates), minlength=len(RATES) + 1)
 
     def _add_nodes(
         self,

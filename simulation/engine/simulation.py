@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from autoscaler.contract import Configuration, NodeInfo
-from functions.dispatch.activation import token_rates
-from functions.serving.metric_names import BUCKETS_S, LOOK_BACKS_S, RATES
+from functions.serving.metric_names import BUCKETS_S
 from simulation.arrays import Calls, Floats, Ints
 from simulation.engine import kernel
 from simulation.engine.bursts import DEFAULT_BURSTS, Bursts, BurstSettings
@@ -64,8 +63,6 @@ class Window:
     """[layers, bounds] from scatter to the last gather."""
     request_histogram: Ints
     """[bounds] of ``latency_s``."""
-    rates: Ints
-    """[look-backs, bounds] requests by the tokens per second of each look-back that ends with their arrival."""
     replicas: Mapping[str, Ints]
     """State → [nodes] replicas at the end."""
     ready_s: Floats
@@ -323,20 +320,10 @@ class Simulation:
             self._histogram,
             self._barrier,
             self._request_histogram,
-            self._rates(),
             self.fleet.states(self.now_s),
             self.fleet.ready_s(start_s, self.now_s),
             self.fleet.activated_s(start_s, self.now_s),
         )
-
-    def _rates(self) -> Ints:
-        """[look-backs, bounds] of the requests that arrived in the window."""
-        requests, last = self.requests, self._next_request
-        counts = np.zeros((len(LOOK_BACKS_S), len(RATES) + 1), dtype=np.int64)
-        for row, look_back_s in zip(counts, LOOK_BACKS_S, strict=True):
-            rates = token_rates(requests.arrival_s[:last], requests.tokens[:last], last - self._arrived, look_back_s)
-            row += np.bincount(np.searchsorted(RATES, rates, side="left"), minlength=row.size)
-        return counts
 
     def _lay_out(self) -> list[_Stage]:
         segments, stages = len(self.workload.segments), []
