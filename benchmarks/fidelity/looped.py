@@ -1,14 +1,15 @@
 """``benchmarks.fidelity`` with the autoscaler in the loop: the same replay under several policies, live and simulated.
 
 Both sides begin with the same configurations, decide by the same code and are billed by the same meters. The simulation
-gets when requests were sent, the routing that the model gives their texts, and the machine's pace of lone requests near
-the run.
+gets when requests were sent, the routing that the model gives their texts, and the machine's speed: what lone requests
+took, times how much faster or slower a fixed piece of work was in the run than beside them (``clock``).
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,11 +21,12 @@ from autoscaler.contract import Configuration
 from autoscaler.topology import load_topology
 from benchmarks.closed_loop.contenders import contender
 from benchmarks.closed_loop.runs import SPACE, Outcome, Run, measured, simulated
-from benchmarks.fidelity.machine import SINGLES, Singles, Usage, cpu_pace_of, near
+from benchmarks.fidelity.clock import SpeedClock, typical_s
+from benchmarks.fidelity.machine import SINGLES, Singles, Usage, cpu_pace_of
 from benchmarks.fidelity.runs import MEMORY_MB, Bench, routing_of, send_singles
 from benchmarks.harness.replay_process import ReplayProcess
 from benchmarks.harness.running import local_gateway, running_pipeline
-from benchmarks.harness.stepped_load import stepped
+from benchmarks.harness.stepped_load import is_high, stepped
 from moe.reference import WholeModel
 from simulation.profiles.measure.machine import this_machine
 from simulation.profiles.model.bundled import fitting, open_profile
@@ -36,9 +38,10 @@ from smoe.pipelines import ensure_pipeline
 from traces import catalog, prompts
 
 POLICIES = ("static-1", "static-2", "static-3", "hpa", "kpa", "keda", "apa", "slo-aware", "last-window")
-CPU_SCALE, MEAN_RPS, SLO_S = 0.03, 10.0, 0.4
-"""Real cores per configured core: the least that the profile covers. Load and target: the simulation has policies on
-both sides."""
+CPU_SCALE, MEAN_RPS, SLO_S = 0.012, 6.0, 0.7
+"""Real cores per configured core: at this least of them, which lies below what the profile covers, replicas are what
+decides; at 0.03 the two real cores are, and more replicas make requests slower. Load and target: the simulation has
+policies far apart, and on both sides, at any pace from 0.85 to 1."""
 SECONDS, PERIOD_S, WINDOW_S, SETTLED_S = 120.0, 60.0, 2.0, 10.0
 MAX_WORDS, SEED, SIMULATIONS = 24, 3, 20
 FULL = Configuration(MEMORY_MB, 1 / CPU_SCALE, 0.0, 1, 8)
@@ -53,8 +56,6 @@ class LoopedRecord:
 
     policy: str
     repeat: int
-    at_s: float
-    """Unix time of its beginning."""
     sent_s: list[float]
     """When each request was sent, after the controller's first look."""
     measured: Outcome
@@ -62,6 +63,13 @@ class LoopedRecord:
     """Cores that processes outside this benchmark used meanwhile."""
     singles: Singles | None
     """Lone requests just before; of every third run."""
+    clock: list[tuple[float, float]]
+    """(seconds since the replay began, CPU seconds of a fixed piece of work), once a second."""
+
+    @property
+    def clock_s(self) -> float:
+        """Of the seconds with the low rate, in which the pipeline itself hardly slows the piece down."""
+        return typical_s([one for one in self.clock if not is_high(np.array(one[0]), PERIOD_S)])
 
 
 def the_run(directory: Path) -> Run:
@@ -98,11 +106,13 @@ def run_policies(
                 show(policy, number)
                 singles = send_singles(bench, lone, tokens) if number % SINGLES_EVERY == 0 else None
                 usage = Usage()
-                one, sent_s = measured(
-                    run, contender(policy, WINDOW_S, 1), served.directory, served.client, bench.auth[1]
-                )
-                others = usage.cores()[1]
-                record = LoopedRecord(policy, repeat, usage.begun_s, sent_s.tolist(), one, others, singles)
+                with SpeedClock() as clock:
+                    one, sent_s = measured(
+                        run, contender(policy, WINDOW_S, 1), served.directory, served.client, bench.auth[1]
+                    )
+                others, begun_s = usage.cores()[1], time.time() - SECONDS
+                samples = [(at_s - begun_s, cpu_s) for at_s, cpu_s in clock.samples if at_s >= begun_s]
+                record = LoopedRecord(policy, repeat, sent_s.tolist(), one, others, singles, samples)
                 records.append(record)
                 if kept is not None:
                     with kept.open("a") as file:
@@ -156,15 +166,15 @@ def simulate_all(records: Sequence[LoopedRecord], profile_path: Path | None) -> 
 def workload_of(
     directory: Path, profile: Profile, run: Run, tokens: np.ndarray, record: LoopedRecord, sets: Sequence[Singles]
 ) -> Workload:
-    """The pipeline on the profile's machine at its pace near the record. ``tokens`` [requests]."""
-    close = near(sets, record.at_s, record.at_s + SECONDS) or list(sets)
-    front_s = float(np.mean([one.front_s for one in close]))
-    front_cpu_s = min(front_s, float(np.mean([one.front_cpu_s for one in close])))
+    """The pipeline on the profile's machine at the speed it had in the record. ``tokens`` [requests]."""
+    front_s = float(np.mean([one.front_s for one in sets]))
+    front_cpu_s = min(front_s, float(np.mean([one.front_cpu_s for one in sets])))
     workload = measured_workload(
         directory, profile, tokens, slo_s=run.slo_s, cpu_scale=CPU_SCALE, space=SPACE, shared=True,
         front_s=front_s - front_cpu_s, segment_configuration=run.segment,
     )  # fmt: skip
     assert workload.host is not None
-    pace, wait_s = cpu_pace_of(close, workload, FULL)
-    host = replace(workload.host, pace=pace, front_s=front_cpu_s)
-    return replace(workload, host=host, request_s=workload.request_s + wait_s)
+    paces, waits_s = zip(*(cpu_pace_of([one], workload, FULL) for one in sets), strict=True)
+    by_clock = np.array(paces) / [one.clock_s for one in sets]
+    host = replace(workload.host, pace=float(np.median(by_clock)) * record.clock_s, front_s=front_cpu_s)
+    return replace(workload, host=host, request_s=workload.request_s + float(np.median(waits_s)))

@@ -24,6 +24,7 @@ from autoscaler.monitor.source import Monitor
 from autoscaler.platforms.openfaas import OpenFaasPlatform
 from autoscaler.prices import load_prices
 from autoscaler.state.readings import Series
+from benchmarks.fidelity.clock import SpeedClock, typical_s
 from benchmarks.fidelity.machine import SINGLES, SINGLES_PER_S, WARM, Singles, Usage, cpu_s
 from benchmarks.harness.controlling import controlling
 from benchmarks.harness.replay_process import ReplayProcess
@@ -214,7 +215,8 @@ def send_singles(bench: Bench, texts: Sequence[str], counts: np.ndarray) -> Sing
     source, begun_s, usage = ScrapeSource(bench.client.url, bench.auth), time.time(), Usage()
     source.read(begun_s, 1.0)
     before_s, front_s, functions_s = time.perf_counter(), bench.front_cpu_s(), bench.functions_cpu_s()
-    _, result = bench.sender.replay(generate.synthetic(SINGLES, SINGLES / SINGLES_PER_S, EVEN_CV, SEED), texts)
+    with SpeedClock() as clock:
+        _, result = bench.sender.replay(generate.synthetic(SINGLES, SINGLES / SINGLES_PER_S, EVEN_CV, SEED), texts)
     front_s = bench.front_cpu_s() - front_s - idle_cores * (time.perf_counter() - before_s)
     functions_s = bench.functions_cpu_s() - functions_s
     _, others_cores = usage.cores()
@@ -232,6 +234,7 @@ def send_singles(bench: Bench, texts: Sequence[str], counts: np.ndarray) -> Sing
         max(0.0, front_s / count),
         begun_s,
         functions_s / count,
+        typical_s(clock.samples),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,8 @@ import pytest
 
 from benchmarks.closed_loop.contenders import contender
 from benchmarks.closed_loop.runs import Outcome
+from benchmarks.fidelity.clock import SpeedClock
+from benchmarks.fidelity.looped import LoopedRecord
 from benchmarks.fidelity.ranking import compare_policies, places, tau
 from benchmarks.harness.stepped_load import HIGH_PART, TIMES, is_high, since_step_s, stepped
 
@@ -73,3 +77,18 @@ def test_all_contenders_go_at_one_pace() -> None:
     assert contender("hpa", 2.0, 1).table["down_stabilisation_s"] == pytest.approx(40.0)
     assert contender("slo-aware", 15.0, 1).table["smoothing_s"] == 45.0
     assert contender("kpa", 2.0, 2).replicas == 2
+
+
+def test_the_speed_clock_counts_work_and_ends_with_its_block() -> None:
+    with SpeedClock() as clock:
+        begun_s = time.time()
+        while not clock.samples:
+            assert time.time() < begun_s + 60.0
+    taken = len(clock.samples)
+    assert all(cpu_s > 0 for _, cpu_s in clock.samples)
+    assert "speed clock" not in {thread.name for thread in threading.enumerate()} and len(clock.samples) == taken
+
+
+def test_a_record_knows_its_speed_from_the_seconds_with_the_low_rate() -> None:
+    clock = [(float(second), 0.004 if second % 60 >= 40 else 0.002) for second in range(120)]
+    assert LoopedRecord("hpa", 0, [], outcome(90, 1.0), 0.0, None, clock).clock_s == 0.002
