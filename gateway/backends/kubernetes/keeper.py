@@ -5,10 +5,12 @@ annotation. Level-triggered: it looks at every pod, changes those that differ, a
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 
 from gateway.backends.kubernetes.api import STRATEGIC, Api, ApiError, Object
-from gateway.backends.kubernetes.live import annotate, beyond_resizing, condition, leaving, resize
+from gateway.backends.kubernetes.live import beyond_resizing, condition, leaving, live_annotations, resize
+from platform_words.labels import ACTIVATED
 from platform_words.live import Live
 
 log = logging.getLogger(__name__)
@@ -36,11 +38,13 @@ class Keeper:
         *,
         renewed: bool = False,
         waiting: tuple[Collection[str], Live] | None = None,
+        notes: Mapping[str, str | None] = MappingProxyType({}),
     ) -> bool:
         """Bring the pods of function ``name`` in line; False where one of them was refused its resources.
 
         ``renewed``: new pods start with enough memory, so one that is ended for want of it again and again is deleted.
         ``waiting``: pods, and what they have in place of ``live``; None: all standbys keep the CPU request they have.
+        ``notes``: new text of pods' annotation ``smoe.activated``; None takes it away.
 
         Raises ApiError and UnreachableError for anything else.
         """
@@ -53,9 +57,9 @@ class Keeper:
                 log.warning("pod %s is replaced: it is down for want of memory, and no resize reaches it", pod_name)
                 await self._delete(pod)
                 continue
-            settings = annotate(pod, live)
-            if settings is not None:
-                await self._patch(pod_name, "", settings)
+            changed = live_annotations(pod, live) | ({ACTIVATED: notes[pod_name]} if pod_name in notes else {})
+            if changed:
+                await self._patch(pod_name, "", {"metadata": {"annotations": changed}})
             wanted = waiting[1] if waiting is not None and pod_name in waiting[0] else live
             body = resize(pod, name, wanted, may_wait=waiting is None)
             if body is None:

@@ -80,13 +80,10 @@ def beyond_resizing(pod: Object, name: str, live: Live) -> bool:
     return down and (pod["metadata"].get("generation", 1) > 1 or resize(pod, name, live) is not None)
 
 
-def annotate(pod: Object, live: Live) -> Object | None:
-    """A merge patch with a pod's live settings; None where the pod has them or cannot read them."""
-    present = (pod["metadata"].get("annotations") or {}).get(POD_SETTINGS)
-    wanted = live.settings()
-    if present is None or present == wanted:
-        return None
-    return {"metadata": {"annotations": {POD_SETTINGS: wanted}}}
+def live_annotations(pod: Object, live: Live) -> dict[str, str | None]:
+    """Those of a pod that bring its live settings; none where it has them or cannot read them."""
+    present, wanted = (pod["metadata"].get("annotations") or {}).get(POD_SETTINGS), live.settings()
+    return {} if present in (None, wanted) else {POD_SETTINGS: wanted}
 
 
 def leaving(pod: Object) -> bool:

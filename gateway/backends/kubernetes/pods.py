@@ -1,7 +1,8 @@
-"""Replicas from pods and endpoints: state, address, start times. Computes only, on what the watches brought."""
+"""Replicas from pods and endpoints: state, address, start times, on what the watches brought."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 
@@ -84,3 +85,43 @@ def is_ready(pod: Object) -> bool:
 def moment(text: str | None) -> float:
     """Unix time of an API timestamp; 0 where there is none."""
     return datetime.fromisoformat(text).timestamp() if text else 0.0
+
+
+class Starts:
+    """Times starts of pods, from first sight until they are seen ready; those that a list holds as ready are not timed.
+
+    Events that come together are one change, so a quick pod can be ready at first sight: it is timed from its creation,
+    which the API server gives in whole seconds.
+    """
+
+    def __init__(self) -> None:
+        self._starting_s: dict[str, float] = {}
+        """Pod → when it was first seen without being ready (monotonic)."""
+        self._seen: set[str] = set()
+        self._taken_s: list[float] = []
+
+    def see(self, pods: Iterable[Object], *, listed: bool = False) -> None:
+        """``listed``: they come from a list, not from an event."""
+        now_s = time.monotonic()
+        for pod in pods:
+            name = pod["metadata"]["name"]
+            if not is_ready(pod):
+                self._starting_s.setdefault(name, now_s)
+            elif (begun_s := self._starting_s.pop(name, None)) is not None:
+                self._taken_s.append(max(1e-6, now_s - begun_s))
+            elif not listed and name not in self._seen:
+                created_s = moment(pod["metadata"].get("creationTimestamp")) or time.time()
+                self._taken_s.append(max(1e-6, time.time() - created_s))
+            self._seen.add(name)
+
+    def take(self) -> list[float]:
+        """Seconds of the starts since this was last asked."""
+        taken_s, self._taken_s = self._taken_s, []
+        return taken_s
+
+    def keep(self, pods: Iterable[str]) -> None:
+        """Only these are there still."""
+        present = set(pods)
+        self._seen &= present
+        for name in self._starting_s.keys() - present:
+            del self._starting_s[name]

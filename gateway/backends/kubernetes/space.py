@@ -7,7 +7,8 @@ import builtins
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from gateway.backends.kubernetes.informer import Informer
 from gateway.backends.kubernetes.keeper import Keeper
 from gateway.backends.kubernetes.live import has_raised_request, live_of
 from gateway.backends.kubernetes.logs import PodLogs
-from gateway.backends.kubernetes.pods import addresses, is_ready, moment, problems, replicas, restarts
+from gateway.backends.kubernetes.pods import Starts, addresses, moment, problems, replicas, restarts
 from gateway.backends.kubernetes.secrets import SELECTOR, Secrets
 from gateway.backends.kubernetes.settings import KubernetesSettings
 from gateway.backends.kubernetes.template import Templates
@@ -31,6 +32,8 @@ from platform_words.live import Live
 
 log = logging.getLogger(__name__)
 
+RESIZED_AT_ONCE = 8
+"""Functions whose pods are brought in line at the same time."""
 _DELETE_OPTIONS = {"apiVersion": "v1", "kind": "DeleteOptions"}
 
 
@@ -56,11 +59,7 @@ class Space:
         self._change = asyncio.Event()
         self._closed = False
         self._tasks: list[asyncio.Task[Any]] = []
-        self._seen_starting: dict[str, float] = {}
-        """Pod → when this gateway saw it without being ready (monotonic)."""
-        self._seen: set[str] = set()
-        """Pods of which this gateway knows."""
-        self._start_seconds: builtins.list[float] = []
+        self._starts = Starts()
         self._states: dict[str, FunctionState | None] = {}
         """States of functions, rebuilt after each change of one; None: a Deployment that is not ours."""
         self._making: set[str] = set()
@@ -70,7 +69,8 @@ class Space:
         self._levels: Mapping[str, int] = {}
         """Function → standbys that are to be activated."""
         self._activated: dict[str, ActivatedTime] = {}
-        self._lowered = standbys.Lowered(settings.standby_held_s, settings.standby_others_s)
+        self._gateway = uuid.uuid4().hex
+        self._lowered = standbys.Lowered(self._gateway, settings.standby_held_s, settings.standby_others_s)
         self._timers: dict[str, asyncio.TimerHandle] = {}
         """Function → when its standbys are looked at again."""
         core, space = "/api/v1/namespaces", settings.namespace
@@ -204,8 +204,7 @@ class Space:
         return {replica.id: self._usage.of(replica.id) for replica in self._state(name).replicas}
 
     def start_seconds(self) -> builtins.list[float]:
-        taken, self._start_seconds = self._start_seconds, []
-        return taken
+        return self._starts.take()
 
     def logs(
         self, name: str, *, instance: str | None, since_s: float | None, tail: int, follow: bool
@@ -308,22 +307,10 @@ class Space:
         self._notify()
 
     def _pods_changed(self, function: str | None) -> None:
-        """Times starts from first sight of a pod until it is seen ready; those that a list holds as ready are not.
-
-        Events that come together are one change, so a quick pod can be ready at first sight: it is timed from its
-        creation, which the API server gives in whole seconds.
-        """
-        now_s = time.monotonic()
-        for pod in self._pods.objects.values() if function is None else self._pods_of(function):
-            name = pod["metadata"]["name"]
-            if not is_ready(pod):
-                self._seen_starting.setdefault(name, now_s)
-            elif (begun_s := self._seen_starting.pop(name, None)) is not None:
-                self._start_seconds.append(max(1e-6, now_s - begun_s))
-            elif function is not None and name not in self._seen:
-                created_s = moment(pod["metadata"].get("creationTimestamp")) or time.time()
-                self._start_seconds.append(max(1e-6, time.time() - created_s))
-            self._seen.add(name)
+        if function is None:
+            self._starts.see(self._pods.objects.values(), listed=True)
+        else:
+            self._starts.see(self._pods_of(function))
         self._changed(function)
 
     async def _keep(self) -> None:
@@ -337,38 +324,56 @@ class Space:
                 next_s = now_s + self._settings.resync_s
                 self._forget_gone()
             names, self._touched = self._touched, set()
-            try:
-                await self._keep_in_line(names)
-            except (ApiError, UnreachableError) as error:
-                log.warning("pods could not all be brought in line, it is tried again: %s", error)
-                self._touched |= names
+            if not await self._keep_in_line(names):
                 await asyncio.sleep(1.0)
             await _within(max(0.0, next_s - time.monotonic()), change)
 
-    async def _keep_in_line(self, names: set[str]) -> None:
-        for name in sorted(names):
-            state, document = self._known(name), self.deployments.objects.get(name)
-            if state is None or document is None:
-                continue
-            unserved = name not in self._slices.by_function and name not in self._making
-            if unserved and not await self._functions.has_service(name):
-                await self._functions.serve(state.spec, document)  # a create was cut off before it came to this
-            if self._resizes:
-                live = live_of(state.spec)
-                pods = self._pods_of(name)
-                renewed = await self._templates.follow(document, live, pods)
-                await self._keeper.keep(name, live, pods, renewed=renewed, waiting=self._waiting_of(state, live, pods))
+    async def _keep_in_line(self, names: set[str]) -> bool:
+        """Whether all of them are; those that are not are touched again."""
+        turns = asyncio.Semaphore(RESIZED_AT_ONCE)
 
-    def _waiting_of(self, state: FunctionState, live: Live, pods: Iterable[Object]) -> tuple[set[str], Live]:
-        """Pods that are to request next to no CPU, and what those of the function have then; looks again in time."""
-        name, low = state.spec.name, live.waiting(self._settings.standby_cpu)
+        async def keep(name: str) -> None:
+            try:
+                async with turns:
+                    await self._keep_function(name)
+            except (ApiError, UnreachableError) as error:
+                errors.append(error)
+                self._touched.add(name)
+
+        errors: builtins.list[Exception] = []
+        await asyncio.gather(*(keep(name) for name in sorted(names)))
+        if errors:
+            log.warning("pods could not all be brought in line, it is tried again: %s", errors[0])
+        return not errors
+
+    async def _keep_function(self, name: str) -> None:
+        state, document = self._known(name), self.deployments.objects.get(name)
+        if state is None or document is None:
+            return
+        unserved = name not in self._slices.by_function and name not in self._making
+        if unserved and not await self._functions.has_service(name):
+            await self._functions.serve(state.spec, document)  # a create was cut off before it came to this
+        if self._resizes:
+            live = live_of(state.spec)
+            pods = self._pods_of(name)
+            renewed = await self._templates.follow(document, live, pods)
+            low = live.waiting(self._settings.standby_cpu)
+            look = self._look_at_standbys(state, low, pods)
+            until = f"{time.time() + standbys.NOTED_S:.0f} {self._gateway}"
+            notes = {pod: until if noted else None for pod, noted in look.noted.items()}
+            await self._keeper.keep(name, live, pods, renewed=renewed, waiting=(look.lowered, low), notes=notes)
+
+    def _look_at_standbys(self, state: FunctionState, low: Live, pods: builtins.list[Object]) -> standbys.Look:
+        """What is to be done about the standbys of the function in ``state`` now; it is looked at again in time."""
+        name, now_s = state.spec.name, time.time()
         raised = {pod["metadata"]["name"] for pod in pods if has_raised_request(pod, name, low)}
-        lowered, again_s = self._lowered.look(state, raised, time.monotonic())
+        notes = {pod["metadata"]["name"]: standbys.Note.of(pod, now_s) for pod in pods}
+        look = self._lowered.look(state, raised, notes, time.monotonic())
         if (timer := self._timers.pop(name, None)) is not None:
             timer.cancel()
-        if again_s is not None:
-            self._timers[name] = asyncio.get_running_loop().call_later(again_s, self._look_again, name)
-        return lowered, low
+        if look.again_s is not None:
+            self._timers[name] = asyncio.get_running_loop().call_later(look.again_s, self._look_again, name)
+        return look
 
     def _look_again(self, name: str) -> None:
         self._timers.pop(name, None)
@@ -377,9 +382,7 @@ class Space:
 
     def _forget_gone(self) -> None:
         self._keeper.forget(self._pods.objects)
-        for name in self._seen_starting.keys() - self._pods.objects.keys():
-            del self._seen_starting[name]
-        self._seen &= self._pods.objects.keys()
+        self._starts.keep(self._pods.objects)
         self._lowered.keep(self._pods.objects)
         for name in self._activated.keys() - self.deployments.objects.keys():
             del self._activated[name]

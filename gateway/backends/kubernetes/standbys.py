@@ -2,21 +2,52 @@
 
 They request next to no CPU after their first minute, in class Guaranteed as much as an active one. A Deployment has the
 ordered replicas and the standbys; those that take calls are the oldest, as many as always run and are activated. All
-gateways order pods the same way, but each knows only the activations that it was asked for. Computes only.
+gateways order pods the same way, but each knows only the activations that it was asked for, and those that last by a
+note on the pod. Computes only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from gateway.backends.kubernetes.api import Object
 from gateway.contract import FunctionSpec, FunctionState, InvalidSpecError, Replica
 from gateway.specs import burst_of
 from platform_words.bursts import ordered_among, pods_in_all
+from platform_words.labels import ACTIVATED
 
-MOST_DOUBLINGS = 4
-"""How often the wait doubles for a pod that another gateway has activated: a minute becomes 16."""
+NOTED_S = 600.0
+"""How long a note of an activation holds; it is renewed at half of that. Clocks of gateways may differ by minutes."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """On a pod (annotation ``smoe.activated``): ``gateway`` has it activated, for ``left_s`` seconds still."""
+
+    gateway: str
+    left_s: float
+
+    @staticmethod
+    def of(pod: Object, now_s: float) -> Note:
+        """``now_s``: Unix time. Without a note, or with one that cannot be read, nobody's, for no time."""
+        until_s, _, gateway = (pod["metadata"].get("annotations") or {}).get(ACTIVATED, "").partition(" ")
+        return Note(gateway, float(until_s) - now_s) if until_s.isdigit() else Note("", 0.0)
+
+
+@dataclass
+class Look:
+    """What is to be done about the standbys of one function now."""
+
+    lowered: set[str] = field(default_factory=set)
+    """Pods that are to request next to nothing."""
+    noted: dict[str, bool] = field(default_factory=dict)
+    """Pods that get a note, and those that lose it."""
+    again_s: float | None = None
+    """Seconds until there may be more to do."""
+
+    def wait(self, left_s: float) -> None:
+        self.again_s = left_s if self.again_s is None else min(self.again_s, left_s)
 
 
 def standbys_of(spec: FunctionSpec) -> tuple[int, bool]:
@@ -54,56 +85,61 @@ def opened(replicas: Iterable[Replica], count: int) -> Iterator[Replica]:
 
 
 class Lowered:
-    """Which standbys of one namespace give up their CPU request now. Times are seconds of one clock that only grows.
+    """Which standbys of one namespace give up their CPU request now, and which pods ``gateway`` notes as activated.
 
     One that was released waits ``held_s``, to answer the calls that it still has. One that was not activated here waits
-    ``others_s``: it is new, or another gateway has it activated and asks for its request again at once. Lowered
-    once more for that, it waits twice as long the next time, up to 2**``MOST_DOUBLINGS`` times, until it is activated
-    here.
+    ``others_s``: it is new, or another gateway has it activated. An activation that lasts for half of that is noted on
+    the pod, and whoever finds another's note there leaves the pod alone.
     """
 
-    def __init__(self, held_s: float, others_s: float) -> None:
+    def __init__(self, gateway: str, held_s: float, others_s: float) -> None:
+        self._gateway = gateway
         self._held_s, self._others_s = held_s, others_s
-        self._since_s: dict[str, tuple[float, float]] = {}
-        """Standby → since when it waits with its request, and how long it keeps that."""
-        self._activated: set[str] = set()
-        self._doublings: dict[str, int] = {}
-        """Pod → how often its wait doubled. The first time that it is lowered it may just have been new."""
+        self._waits_since_s: dict[str, float] = {}
+        """Standby → since when it waits with its request."""
+        self._open_since_s: dict[str, float] = {}
+        """Pod → since when it takes calls, or took them before it began to wait."""
 
-    def look(self, state: FunctionState, raised: Collection[str], now_s: float) -> tuple[set[str], float | None]:
-        """(pods, seconds) of the function in ``state``: standbys that are to request next to nothing, and when there
-        may be more. ``raised``: pods with more of a request than that."""
-        lowered, next_s = set(), None
+    def look(self, state: FunctionState, raised: Collection[str], notes: Mapping[str, Note], now_s: float) -> Look:
+        """What to do about the function in ``state`` at ``now_s``, seconds of a clock that only grows. ``raised``: pods
+        with more of a request than next to nothing."""
+        look, activated = Look(), {replica.id for replica in state.ready[len(state.ready) - state.activated :]}
         for replica in state.replicas:
+            pod, note = replica.id, notes.get(replica.id, Note("", 0.0))
+            noted_here = note.gateway == self._gateway
             if replica.state != "standby":
-                self._since_s.pop(replica.id, None)
-                self._doublings.pop(replica.id, None)
+                self._waits_since_s.pop(pod, None)
                 if replica.state == "ready" and state.standbys:
-                    self._activated.add(replica.id)
-                continue
-            if replica.id not in raised:
-                if self._since_s.pop(replica.id, None) is not None:
-                    self._doublings[replica.id] = min(MOST_DOUBLINGS, self._doublings.get(replica.id, -1) + 1)
-                self._activated.discard(replica.id)
-                lowered.add(replica.id)
-                continue
-            others_s = self._others_s * 2 ** self._doublings.get(replica.id, 0)
-            held_s = self._held_s if replica.id in self._activated else others_s
-            since_s, held_s = self._since_s.setdefault(replica.id, (now_s, held_s))
-            left_s = since_s + held_s - now_s
-            if left_s <= 0:
-                lowered.add(replica.id)
-            else:
-                next_s = left_s if next_s is None else min(next_s, left_s)
-        return lowered, next_s
+                    self._open_since_s.setdefault(pod, now_s)
+            if pod in activated:
+                self._note(pod, note, now_s, look)
+            elif noted_here:
+                look.noted[pod] = False
+            if replica.state == "standby" and (noted_here or note.left_s <= 0):
+                self._lower(pod, pod in raised, now_s, look)
+        return look
+
+    def _note(self, pod: str, note: Note, now_s: float, look: Look) -> None:
+        left_s = max(self._open_since_s[pod] + self._others_s / 2 - now_s, note.left_s - NOTED_S / 2)
+        if left_s <= 0:
+            look.noted[pod], left_s = True, NOTED_S / 2
+        look.wait(left_s)
+
+    def _lower(self, pod: str, raised: bool, now_s: float, look: Look) -> None:
+        if not raised:
+            self._forget(pod)
+        held_s = self._held_s if pod in self._open_since_s else self._others_s
+        left_s = self._waits_since_s.setdefault(pod, now_s) + held_s - now_s if raised else 0.0
+        if left_s <= 0:
+            look.lowered.add(pod)
+        else:
+            look.wait(left_s)
 
     def keep(self, pods: Iterable[str]) -> None:
         """Only these are there still."""
-        present = set(pods)
-        for pod in (self._since_s.keys() | self._activated | self._doublings.keys()) - present:
+        for pod in (self._waits_since_s.keys() | self._open_since_s.keys()) - set(pods):
             self._forget(pod)
 
     def _forget(self, pod: str) -> None:
-        self._doublings.pop(pod, None)
-        self._since_s.pop(pod, None)
-        self._activated.discard(pod)
+        self._waits_since_s.pop(pod, None)
+        self._open_since_s.pop(pod, None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from dataclasses import replace
 from typing import Any
 from unittest.mock import AsyncMock
@@ -11,8 +13,11 @@ import pytest
 from autoscaler.contract import Burst
 from autoscaler.errors import PlatformError
 from gateway.backends.kubernetes import standbys
+from gateway.backends.kubernetes.api import ApiError
 from gateway.backends.kubernetes.backend import KubernetesBackend
 from gateway.backends.kubernetes.functions import Functions
+from gateway.backends.kubernetes.keeper import Keeper
+from gateway.backends.kubernetes.space import RESIZED_AT_ONCE
 from gateway.contract import DEFAULT_NAMESPACE, Activation, FunctionSpec, FunctionState, InvalidSpecError, Replica
 from tests.doubles.kubernetes.errors import forbidden
 from tests.doubles.kubernetes.fixtures import Backends, Platforms, ready, resources, until, until_so
@@ -114,54 +119,104 @@ async def test_of_a_class_of_service_that_no_resize_may_change_standbys_request_
     assert not [call for call in double.api.calls if call.resource == "pods/resize"]
 
 
+def resizes(double: Running) -> int:
+    return sum(call.resource == "pods/resize" for call in double.api.calls)
+
+
 async def test_another_gateway_leaves_what_one_has_activated_and_takes_back_what_one_that_is_gone_had(
-    double: Running, backends: Backends
+    double: Running, backends: Backends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other = await backends(standby_held_s=0.0), await backends(standby_held_s=0.0)
+    one = await backends(**AT_ONCE)
     await one.create(bursting("standbys=1"), 1)
-    await until_so(lambda: bool(other.list()))
-    for backend in (one, other):
-        await until(backend, states("ready", "standby"))
-    first = [replica.id for replica in one.get("f", DEFAULT_NAMESPACE).ready]
-    assert first == [replica.id for replica in other.get("f", DEFAULT_NAMESPACE).ready]
+    await until(one, states("ready", "standby"))
     await activate(one, 1)
-    assert cpu_requests(double) == ["50m", "50m"]
+    await until_so(lambda: bool(notes(double)) and cpu_requests(double) == ["50m", "50m"])
+    before, other = resizes(double), await backends(**AT_ONCE, resync_s=0.02)
+    first = [replica.id for replica in one.get("f", DEFAULT_NAMESPACE).ready]
+    assert (await until(other, states("ready", "standby"))).ready[0].id == first[0]
+    await asyncio.sleep(0.3)  # the other one has looked again and again
+    assert (resizes(double), cpu_requests(double)) == (before, ["50m", "50m"])
     await one.close()
-    third = await backends(**AT_ONCE)
-    await until(third, states("ready", "standby"))
+    later = time.time() + standbys.NOTED_S + 1
+    monkeypatch.setattr("gateway.backends.kubernetes.space.time.time", lambda: later)
     await until_so(lambda: cpu_requests(double) == ["10m", "50m"])
     assert states("ready", "standby")(other.get("f", DEFAULT_NAMESPACE))
 
 
-async def test_a_request_that_another_gateway_lowers_is_asked_for_again(double: Running, backends: Backends) -> None:
-    one = await backends(standby_held_s=0.0)
+async def test_who_releases_a_pod_takes_its_note_away_and_whoever_has_it_activated_too_notes_it(
+    double: Running, backends: Backends
+) -> None:
+    one, other = await backends(**AT_ONCE), await backends(standby_held_s=0.0, resync_s=0.02)
     await one.create(bursting("standbys=1"), 1)
-    await until(one, states("ready", "standby"))
+    await until_so(lambda: bool(other.list()))
+    for backend in (one, other):
+        await until(backend, states("ready", "standby"))
     await activate(one, 1)
-
-    def resizes() -> int:
-        return sum(call.resource == "pods/resize" for call in double.api.calls)
-
-    before, other = resizes(), await backends(standby_held_s=0.0, standby_others_s=0.01)
-    await until_so(lambda: resizes() >= before + 4)  # the other gateway's minute has passed, twice
-    await other.close()
+    await until_so(lambda: bool(notes(double)))
+    (first,) = notes(double)
+    await activate(other, 1)
+    await activate(one, 0)
+    await until_so(lambda: cpu_requests(double) == ["10m", "50m"] or notes(double) not in ([], [first]))
     await until_so(lambda: cpu_requests(double) == ["50m", "50m"])
+    await activate(other, 0)
+    await until_so(lambda: cpu_requests(double) == ["10m", "50m"] and not notes(double))
 
 
-def test_each_time_that_somebody_asks_for_a_lowered_request_again_it_is_lowered_later() -> None:
-    lowered, pod = standbys.Lowered(held_s=0.0, others_s=60.0), Replica("p", "a:1", "standby")
-    state = FunctionState(bursting("standbys=1"), 1, (pod,), 1, 0.0, standbys=1)
-    now_s, waits = 0.0, []
-    for _ in range(7):
-        _, wait_s = lowered.look(state, {"p"}, now_s)
-        assert wait_s is not None
-        waits.append(wait_s)
-        now_s += wait_s
-        for raised in ({"p"}, {"p"}, set[str]()):  # ordered, not there yet, there
-            assert lowered.look(state, raised, now_s) == ({"p"}, None)
-    assert waits == [60.0, 60.0, 120.0, 240.0, 480.0, 960.0, 960.0]
-    lowered.look(replace(state, replicas=(replace(pod, state="ready"),)), {"p"}, now_s)
-    assert lowered.look(state, {"p"}, now_s) == ({"p"}, None), "activated here, so released at once"
+def notes(double: Running) -> list[str]:
+    annotations = (pod["metadata"].get("annotations", {}) for pod in double.pods("f"))
+    return [text for each in annotations if (text := each.get("smoe.activated"))]
+
+
+def test_a_short_activation_is_not_noted_and_a_long_one_every_five_minutes() -> None:
+    lowered, pod = standbys.Lowered("here", held_s=5.0, others_s=60.0), Replica("p", "a:1", "ready")
+    state = FunctionState(bursting("standbys=1"), 0, (pod,), 1, 0.0, standbys=1, activated=1)
+    assert lowered.look(state, {"p"}, {}, 0.0) == standbys.Look(again_s=30.0)
+    assert lowered.look(state, {"p"}, {}, 30.0) == standbys.Look(noted={"p": True}, again_s=300.0)
+    written = {"p": standbys.Note("here", 599.0)}
+    assert lowered.look(state, {"p"}, written, 31.0) == standbys.Look(again_s=299.0)
+    elsewhere = {"p": standbys.Note("there", 299.0)}
+    assert lowered.look(state, {"p"}, elsewhere, 331.0).noted == {"p": True}
+    released = replace(state, replicas=(replace(pod, state="standby"),), activated=0)
+    assert lowered.look(released, {"p"}, written, 400.0) == standbys.Look(noted={"p": False}, again_s=5.0)
+    assert lowered.look(released, {"p"}, elsewhere, 405.0) == standbys.Look(), "another gateway has it activated, too"
+    assert lowered.look(released, {"p"}, {}, 405.0) == standbys.Look(lowered={"p"})
+
+
+@pytest.mark.parametrize(
+    ("text", "note"),
+    [
+        ("1600 there", standbys.Note("there", 600.0)),
+        *((text, standbys.Note("", 0.0)) for text in ("", "there", "-1 there", "1e3 there")),
+    ],
+)
+def test_a_note_that_cannot_be_read_is_nobodys(text: str, note: standbys.Note) -> None:
+    assert standbys.Note.of({"metadata": {"annotations": {"smoe.activated": text}}}, 1000.0) == note
+    assert standbys.Note.of({"metadata": {}}, 1000.0) == standbys.Note("", 0.0)
+
+
+async def test_pods_of_several_functions_are_kept_at_the_same_time_and_one_that_cannot_be_holds_up_no_other(
+    double: Running, backends: Backends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under_way, most, kept, keep = 0, 0, set(), Keeper.keep
+
+    async def slow(self: Keeper, name: str, *arguments: Any, **options: Any) -> bool:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0.05)
+        under_way -= 1
+        if name == "f-0":
+            raise ApiError("PATCH f-0", 500, "no")
+        kept.add(name)
+        return await keep(self, name, *arguments, **options)
+
+    monkeypatch.setattr(Keeper, "keep", slow)
+    names = [f"f-{i}" for i in range(12)]
+    for name in names:
+        put(double, spec(name), 1)
+    await backends()
+    await until_so(lambda: kept == set(names[1:]))
+    assert most == RESIZED_AT_ONCE
 
 
 @pytest.mark.parametrize("rule", ["standbys=2", "standbys=1,sleep_s=3.0"])
