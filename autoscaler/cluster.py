@@ -54,7 +54,7 @@ class ClusterSide:
 
     def start(self, stop: threading.Event) -> None:
         """Follow the cluster, and stand for the lease."""
-        self.platform.follow()
+        self.platform.cluster.follow()
         if self._elector is not None:
             self._thread = threading.Thread(target=self._elector.run, args=(stop,), name="lease", daemon=True)
             self._thread.start()

@@ -67,7 +67,7 @@ ARRIVALS = {
     for look_back_s in LOOK_BACKS_S
     for name in Arrivals._fields[1:]
 }
-"""Column → look-back and quantile of :class:`autoscaler.contract.Arrivals`."""
+"""Column → look-back and quantile of :class:`autoscaler.observation.Arrivals`."""
 _COSTS = {"cost_busy": _F, "cost_provisioned": _F}
 _TIMES = {"start_s": _F, "end_s": _F}
 

@@ -25,7 +25,8 @@ import waitress
 
 from functions import applications
 from functions.serving import live_settings
-from functions.serving.server import FunctionServer, ServerSettings, set_deadline
+from functions.serving.connection import set_deadline
+from functions.serving.server import FunctionServer, ServerSettings
 from functions.serving.settings import FunctionSettings, SettingsError, from_environment
 from functions.serving.starting import Starting, become_ready
 from functions.wire.messages import CALL_ID, REQUEST_ID, Body, Reply, Request, error_reply

@@ -21,7 +21,8 @@ from functions.serving.server import FunctionServer, ServerSettings
 from functions.serving.settings import FunctionSettings
 from functions.wire import format as wire
 from functions.wire.messages import REQUEST_ID
-from moe.manifest import MANIFEST_FILE, Manifest, Node, load
+from moe.manifest import Manifest, Node, load
+from moe.names import MANIFEST_FILE
 from moe.runtime import DTYPES
 from moe.tokenize import TextTokenizer
 

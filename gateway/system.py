@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from importlib import resources
 from typing import Any
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -28,9 +27,9 @@ from gateway.contract import (
     InvalidSpecError,
     LogLine,
     NotFoundError,
-    Replica,
     Usage,
 )
+from gateway.feed import ReplicaFeed
 from gateway.inputs import (
     activation,
     flag,
@@ -55,7 +54,7 @@ from gateway.specs import (
     status_of,
 )
 from gateway.store import FunctionStore
-from platform_words.labels import BURST, METRICS_LABEL
+from platform_words.labels import METRICS_LABEL
 
 IN_MEMORY = (
     "Asynchronous calls wait in the memory of the gateway that took them: copies share none, and a gateway that is "
@@ -65,9 +64,6 @@ ONE_NAMESPACE = f"this gateway has the one namespace {DEFAULT_NAMESPACE}; no oth
 CLUSTER_NAMESPACES = (
     "namespaces are the cluster's: make or remove one there (kubectl create namespace NAME) and annotate it openfaas=1"
 )
-FEED_PERIOD_S = 5.0
-FEED_PAUSE_S = 0.05
-"""Changes that come within this time are one snapshot: a change of a whole pipeline is a few, not a few hundred."""
 
 
 class SystemApi:
@@ -84,8 +80,7 @@ class SystemApi:
         self._notes = () if settings.keeps_functions or settings.nats else (IN_MEMORY,)
         self.metrics_address = f"{settings.host}:{settings.metrics_port}"
         self._closing = asyncio.Event()
-        self._line: tuple[int, bytes] = (-1, b"")
-        """The feed's last line and the version it is of."""
+        self._feed = ReplicaFeed(backend)
 
     def routes(self) -> list[Route]:
         """Everything under ``/system``, ``/healthz`` and the description of it all."""
@@ -308,16 +303,15 @@ class SystemApi:
 
     async def replicas(self, request: Request) -> Response:
         if not flag(request.query_params, "follow"):
-            return JSONResponse(self._snapshot())
-        return StreamingResponse(self._until_closing(self._follow()), media_type="application/x-ndjson")
+            return JSONResponse(self._feed.snapshot())
+        return StreamingResponse(self._until_closing(self._feed.follow()), media_type="application/x-ndjson")
 
     async def activate(self, request: Request) -> Response:
         """Standbys of many functions, activated and released at once; the reply is their part of the feed, so that
         nobody has to wait for its next line."""
         asked = activation(await read_object(request, self._max_bytes))
         await self._backend.activate(asked)
-        present = [state for state in self._backend.list() if (state.spec.name, state.spec.namespace) in asked.levels]
-        return JSONResponse({"functions": {state.spec.key: _entry(state) for state in present}})
+        return JSONResponse({"functions": self._feed.functions(asked.levels)})
 
     def close(self) -> None:
         """End the streams that clients follow, so that the server can drain."""
@@ -349,36 +343,6 @@ class SystemApi:
                 labels = {"job": "ingress", "function_name": state.spec.key, "replica": replica.id}
                 targets.append({"targets": [replica.address], "labels": labels})
         return JSONResponse(targets)
-
-    async def _follow(self) -> AsyncGenerator[bytes]:
-        while True:
-            version = self._backend.version()
-            if self._line[0] != version:  # made once for all who follow
-                self._line = (version, orjson.dumps(self._snapshot()) + b"\n")
-            yield self._line[1]
-            await asyncio.sleep(FEED_PAUSE_S)
-            await self._backend.wait_change(version, FEED_PERIOD_S)
-
-    def _snapshot(self) -> dict[str, Any]:
-        functions = {state.spec.key: _entry(state) for state in self._backend.list()}
-        return {"version": self._backend.version(), "functions": functions}
-
-
-def _entry(state: FunctionState) -> dict[str, Any]:
-    """A function in the feed; where it may have standbys, with its desired replicas and the rule."""
-    replicas = [_replica(replica) for replica in state.replicas]
-    entry: dict[str, Any] = {"max_inflight": state.max_inflight, "replicas": replicas}
-    if state.caller_key:
-        entry["key"] = state.caller_key
-    if state.standbys:
-        entry |= {"desired": state.desired_replicas, "burst": state.spec.annotations.get(BURST, "")}
-    return entry
-
-
-def _replica(replica: Replica) -> dict[str, str]:
-    """A replica in the feed; ``node``: its machine, where the backend reports any."""
-    entry = {"id": replica.id, "address": replica.address, "state": replica.state}
-    return {**entry, "node": replica.machine} if replica.machine else entry
 
 
 async def gateway_error(request: Request, error: Exception) -> Response:

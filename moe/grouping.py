@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from moe.errors import GroupingError
-from moe.manifest import INGRESS, Manifest, Node
+from moe.manifest import Manifest, Node
+from moe.names import INGRESS
 
 __all__ = ["FunctionGroup", "Grouping", "GroupingError", "group"]
 

@@ -11,7 +11,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.tree import Tree
 
-from moe.manifest import MANIFEST_FILE, Manifest, Node, load
+from moe.manifest import Manifest, Node, load
+from moe.names import MANIFEST_FILE
 
 
 @dataclass(frozen=True)

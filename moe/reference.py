@@ -15,7 +15,8 @@ from torch import Tensor
 from moe.errors import ProgramInputError, TextError
 from moe.families.routing import dispatch
 from moe.inputs import CACHED
-from moe.manifest import Manifest, expert_id, load, segment_id
+from moe.manifest import Manifest, load
+from moe.names import expert_id, segment_id
 from moe.runtime import load_node
 from moe.tokenize import TextTokenizer
 

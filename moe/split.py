@@ -26,6 +26,8 @@ from moe.convert import apply_adapter
 from moe.dense import Adapter, Calibration, Method, activations_of, convert, load_adapter
 from moe.errors import CheckpointError
 from moe.families.weights import FLOAT32
+from moe.manifest_proof import sha256_of
+from moe.names import MANIFEST_FILE, expected_edges, expert_id, segment_id
 from moe.runtime import DTYPES
 from moe.tokenize import adopt_tokenizer
 
@@ -128,7 +130,7 @@ def check_target(out: Path, force: bool) -> None:
         return
     if not force:
         raise CheckpointError(f"{out}: exists already; choose another place or replace it (--force).")
-    if not (out / m.MANIFEST_FILE).is_file():
+    if not (out / MANIFEST_FILE).is_file():
         raise CheckpointError(f"{out}: exists and is not a pipeline folder, so it is not replaced.")
 
 
@@ -164,7 +166,7 @@ class _Writer:
         save_file(stored, str(self.folder / file), metadata={"node": node_id})
         path = self.folder / file
         path.chmod(0o644)
-        self.files[file] = m.FileRef(m.sha256_of(path), path.stat().st_size)
+        self.files[file] = m.FileRef(sha256_of(path), path.stat().st_size)
         self.nodes.append(
             m.Node(
                 id=node_id,
@@ -193,10 +195,10 @@ class _Writer:
         size = int(reader.architecture.get("decoder", reader.architecture)["hidden_size"])
         shared = "shared.w_in.weight" in segment
         flows = flows_of_segment(reader, index, router.top_k, self.dtype.itemsize, shared)
-        self.write(m.segment_id(index), index, None, segment, **flows)
+        self.write(segment_id(index), index, None, segment, **flows)
         for expert, tensors in enumerate(experts):
             flows = flows_of_expert(size, self.dtype.itemsize)
-            self.write(m.expert_id(index, expert), index, expert, tensors, **flows)
+            self.write(expert_id(index, expert), index, expert, tensors, **flows)
 
     def manifest(self, reader: DenseReader | NativeReader, settings: SplitSettings, router: m.Router) -> m.Manifest:
         counts = [sum(n.kind == "expert" and n.layer == layer for n in self.nodes) for layer in range(reader.layers)]
@@ -210,7 +212,7 @@ class _Writer:
             router=router,
             tokenizer=None,
             nodes=tuple(nodes),
-            edges=tuple(m.expected_edges(reader.layers + 1, counts)),
+            edges=tuple(expected_edges(reader.layers + 1, counts)),
             files=self.files,
         )
 

@@ -15,6 +15,7 @@ from moe import manifest as m
 from moe.checkpoints.reader import Reader
 from moe.checkpoints.source import FolderSource, Source
 from moe.errors import CheckpointError, ManifestError, TextError
+from moe.manifest_proof import sha256_of
 
 TOKENIZER_FILE = "tokenizer.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
@@ -130,11 +131,11 @@ def adopt_tokenizer(
     tokenizer.save(str(folder / TOKENIZER_FILE), pretty=False)
     copied = folder / TOKENIZER_FILE
     copied.chmod(0o644)
-    files = {**manifest.files, TOKENIZER_FILE: m.FileRef(m.sha256_of(copied), copied.stat().st_size)}
+    files = {**manifest.files, TOKENIZER_FILE: m.FileRef(sha256_of(copied), copied.stat().st_size)}
     if template is not None:
         path = folder / CHAT_TEMPLATE_FILE
         path.write_text(template, encoding="utf-8")
-        files[CHAT_TEMPLATE_FILE] = m.FileRef(m.sha256_of(path), path.stat().st_size)
+        files[CHAT_TEMPLATE_FILE] = m.FileRef(sha256_of(path), path.stat().st_size)
     special = special_ids(tokenizer) | reader.special
     if manifest.family == "bert2bert":
         special = {"decoder_start": special.get("cls", 0), "eos": special.get("sep", 0)} | special

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from placement.layer_state import Experts, Floats, Ints, Marks, Pairs, compiled, inner
 from placement.levelled import (
     RELATIVE,
     Layout,
@@ -25,19 +26,7 @@ from placement.levelled import (
     spread,
     weigh,
 )
-from placement.search import (
-    INCREMENT,
-    KICKS,
-    MULTIPLIER,
-    Experts,
-    Floats,
-    Ints,
-    Marks,
-    Pairs,
-    compiled,
-    inner,
-    replicate,
-)
+from placement.search import INCREMENT, KICKS, MULTIPLIER, replicate
 
 
 @inner

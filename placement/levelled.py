@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from placement.search import Experts, Floats, Ints, inner
+from placement.layer_state import Experts, Floats, Ints, inner
 
 RELATIVE = 1e-7
 """Improvements smaller than this part of the load count as none (rounding)."""

@@ -8,12 +8,11 @@ and down again (iterated local search) as long as its budget of looked-at exchan
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any
 
 import numpy as np
-from numba import njit
-from numpy.typing import NDArray
+
+from placement.layer_state import Experts, Floats, Ints, Pairs, State, compiled, inner
 
 KICKS = 3
 """Exchanges at random between two descents."""
@@ -23,44 +22,9 @@ EVENING = 64
 """Scans that evening out tokens has at least; it seldom needs any."""
 LEVEL = 1.002
 """Tokens are level enough when the fullest node is at most this many times the mean."""
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Experts = NDArray[np.int32]
-"""Numbers of experts, or of their replicas."""
-Marks = NDArray[np.uint8]
-"""1 where something holds."""
-Pairs = NDArray[np.float32]
-"""[experts, experts]: co-activations."""
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def compiled(function: Function) -> Function:
-    """Numba's compilation without checks for division by zero (counts are at least 1): a third less to compile."""
-    return cast(Function, njit(cache=True, nogil=True, error_model="numpy")(function))
-
-
-def inner(function: Function) -> Function:
-    """The same for what only compiled code calls: nothing is made for callers from Python, which takes longest."""
-    unwrapped: dict[str, Any] = {"no_cpython_wrapper": True}
-    return cast(Function, njit(nogil=True, error_model="numpy", **unwrapped)(function))
 
 
 MULTIPLIER, INCREMENT = np.uint64(6364136223846793005), np.uint64(1442695040888963407)
-
-
-class State(NamedTuple):
-    """One layer's layout while it is built."""
-
-    held: NDArray[np.int32]
-    """[nodes, slots]: expert in each slot, -1 free."""
-    on: NDArray[np.uint8]
-    """[nodes, experts]: 1 where the node holds the expert."""
-    tokens: NDArray[np.float64]
-    """[nodes]: sum of the replicas' shares of tokens."""
-    near: NDArray[np.float64]
-    """[nodes, experts]: co-activation of each expert with what the node holds."""
-    pairs: NDArray[np.float64]
-    """[nodes]: Eq. (1), co-activation over pairs on the node."""
 
 
 @inner

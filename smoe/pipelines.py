@@ -8,7 +8,8 @@ from pathlib import Path
 from rich.console import Console
 
 from gateway.client.state import private_folder
-from moe.manifest import MANIFEST_FILE, Manifest, load
+from moe.manifest import Manifest, load
+from moe.names import MANIFEST_FILE
 from smoe.errors import SmoeError
 
 _STAMP = "source.sha256"

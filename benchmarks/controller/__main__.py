@@ -54,7 +54,8 @@ from benchmarks.controller.loaded import loaded
 from benchmarks.harness.options import AT_LEAST_1, benchmark
 from benchmarks.harness.report import print_result, print_table
 from gateway.backends.process.kernel import die_with_parent
-from moe.manifest import FileRef, Manifest, Node, Router, WeightsRef, expected_edges, expert_id, save, segment_id
+from moe.manifest import FileRef, Manifest, Node, Router, WeightsRef, save
+from moe.names import expected_edges, expert_id, segment_id
 
 SIZES = (100, 500, 1000, 5000)
 BEGIN_S = 1_763_750_000.0
@@ -188,7 +189,7 @@ def _run_ticks(
             measured.changed.append(len(report.applied))
             if report.failures or report.observation.stale:
                 raise click.ClickException(f"a tick failed: {report.failures or report.observation.problems}")
-            while side.platform.behind():
+            while side.platform.cluster.behind():
                 time.sleep(0.01)
             passed.skipped_s += max(0.0, INTERVAL_S - (time.perf_counter() - begun_s))
     return measured

@@ -40,7 +40,7 @@ from benchmarks.harness.running import START_TIMEOUT_S, RunningPipeline, local_g
 from benchmarks.prism.comparison import METHODS, planners
 from benchmarks.prism_real.clients import Counts, Served, counted, joined, send_all
 from benchmarks.prism_real.network import SWITCH, Node, become_switch, connect, measure
-from moe.manifest import INGRESS
+from moe.names import INGRESS
 from moe.preset import minilm_folder
 from moe.split import split
 from placement.cluster import PlanArray, make_cluster

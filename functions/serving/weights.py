@@ -24,7 +24,9 @@ from pathlib import Path
 from typing import IO
 
 from functions.serving.settings import FunctionSettings, SettingsError
-from moe.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, FileRef, Manifest, load, sha256_of, verify_files
+from moe.manifest import MAX_MANIFEST_BYTES, FileRef, Manifest, load
+from moe.manifest_proof import sha256_of, verify_files
+from moe.names import MANIFEST_FILE
 
 log = logging.getLogger(__name__)
 

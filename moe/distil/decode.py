@@ -29,7 +29,7 @@ from moe.distil.mixture import Mixture
 from moe.distil.prose import mixed, training_texts
 from moe.distil.texts import SYSTEM
 from moe.errors import CheckpointError
-from moe.manifest import sha256_of
+from moe.manifest_proof import sha256_of
 from moe.tokenize import TOKENIZER_FILE, HasTokenizer
 
 START_TOKENS = 2048

@@ -21,7 +21,7 @@ from moe.distil.start import encoder_of, start
 from moe.distil.texts import SYSTEM, gather
 from moe.distil.train import Recipe, Step, batches, train
 from moe.errors import CheckpointError, TextError
-from moe.manifest import sha256_of
+from moe.manifest_proof import sha256_of
 from moe.preset import minilm_folder
 from moe.split import split
 

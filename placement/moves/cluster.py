@@ -9,7 +9,8 @@ from typing import Any
 
 from functions.memory.regions import Region
 from gateway.client.client import GatewayClient
-from moe.manifest import INGRESS, Manifest
+from moe.manifest import Manifest
+from moe.names import INGRESS
 from placement.moves.errors import MoveError
 from platform_words.labels import FUNCTION_LABEL, PIPELINE_LABEL
 

@@ -21,7 +21,8 @@ from functions.generation.run import ITERATION_TOKENS
 from functions.scheduling.settings import SchedulingError, Targets
 from gateway.client.client import GatewayClient
 from moe.cache import PAGE_TOKENS
-from moe.manifest import INGRESS, Manifest
+from moe.manifest import Manifest
+from moe.names import INGRESS
 from simulation.generation.engine import Outcome, Request
 from simulation.generation.measured import FitError, errors, fit
 from simulation.generation.replayed import SCHEDULES, simulate

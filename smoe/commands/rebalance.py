@@ -15,7 +15,8 @@ import requests
 from functions.memory.regions import RegionError
 from gateway.client.client import GatewayClient
 from gateway.client.errors import GatewayClientError
-from moe.manifest import INGRESS, Manifest
+from moe.manifest import Manifest
+from moe.names import INGRESS
 from placement.errors import PlacementError
 from placement.heterogeneous import Choice, Profile, chosen, held_now, places_of, read_profile, seen_by
 from placement.moves.cluster import deployed, places_now

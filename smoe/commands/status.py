@@ -22,7 +22,7 @@ from autoscaler.monitor.scrape import ScrapeSource
 from autoscaler.state.quantiles import histogram_quantile
 from functions.serving import metric_names as ingress
 from gateway.client.client import GatewayClient
-from moe.manifest import INGRESS
+from moe.names import INGRESS
 from platform_words.labels import PIPELINE_LABEL
 from smoe.commands.options import connect, gateway_option, json_option, password_option, state_option
 from smoe.view.instances import generation_of, instances_table, rows_of, words_of

@@ -120,7 +120,7 @@ async def test_openfaas_own_autoscaler_is_set_aside_once(target: Target) -> None
 def following(target: Target) -> Iterator[KubernetesPlatform]:
     with ExitStack() as stack:
         following = KubernetesPlatform(target.asking, "m")
-        following.follow()
+        following.cluster.follow()
         stack.callback(following.close)
         yield following
 
@@ -129,7 +129,7 @@ async def test_what_others_change_is_seen_by_watches_without_asking(
     target: Target, following: KubernetesPlatform
 ) -> None:
     target.asking.deploy(spec("f"))
-    await until(lambda: not following.behind() and following.configurations() == {"f": configuration()})
+    await until(lambda: not following.cluster.behind() and following.configurations() == {"f": configuration()})
     target.asking.patch("apps/v1:deployments/f", {"spec": {"replicas": 3}})
     asked = target.asking.calls["GET", "deployments", 200]
     await until(lambda: following.configurations() == {"f": configuration(3)})

@@ -10,10 +10,10 @@ from dataclasses import replace
 from autoscaler.contract import Bound, Configuration
 from autoscaler.errors import FunctionGoneError
 from autoscaler.platforms.kubernetes import deployments as d
-from autoscaler.platforms.kubernetes.cache import ClientSource, Kept, WatchCache, trimmed_deployment, trimmed_pod
 from autoscaler.platforms.kubernetes.client import MERGE, KubernetesClient, Object, RefusedError
 from autoscaler.platforms.kubernetes.conditions import Condition, conditions_of, kind_of, leaving
 from autoscaler.platforms.kubernetes.holds import Holds, Refusals
+from autoscaler.platforms.kubernetes.present import Cluster
 from autoscaler.platforms.kubernetes.room import (
     Order,
     complete,
@@ -26,14 +26,13 @@ from autoscaler.platforms.kubernetes.room import (
     stuck,
     wants_new_placement,
 )
-from autoscaler.platforms.kubernetes.store import Known, of_this_gateway
+from autoscaler.platforms.kubernetes.store import of_this_gateway
 from autoscaler.platforms.no_standbys import refuse_standbys
-from platform_words.labels import FUNCTION_LABEL, LIVE, PIPELINE_LABEL, SCALE_TYPE
+from platform_words.labels import LIVE, SCALE_TYPE
 from platform_words.live import Live
 
 log = logging.getLogger("smoe.autoscaler.kubernetes")
 
-RESIZE_SINCE = (1, 33)
 UNSCHEDULABLE_S = 60.0
 """A new replica that no node has room for is waited for this long; then the plan goes without it."""
 COMMUNITY = (
@@ -45,7 +44,7 @@ COMMUNITY = (
 class KubernetesPlatform:
     """:class:`autoscaler.contract.Platform` for the functions of ``pipeline`` (label ``smoe.pipeline``).
 
-    ``configurations`` only reads; with :meth:`follow` from caches that watches keep, where they are whole. ``keep``,
+    ``configurations`` only reads what the ``cluster`` has. ``keep``,
     once a tick, is the level-triggered part: it brings every replica in line with its function, also new ones, and
     answers what it finds in the way. ``bounds`` is what the cluster has no room or quota for. A new replica waits
     ``unschedulable_s`` for a node before the plan goes without it. ``clock`` gives Unix time.
@@ -64,9 +63,8 @@ class KubernetesPlatform:
         self._pipeline = pipeline
         self._gpu = gpu or d.GpuSettings()
         self._clock = clock
-        self._version: tuple[int, int] | None = None
-        self._known = Known(pipeline)
-        self._read = False
+        self.cluster = Cluster(client, pipeline)
+        self._known = self.cluster.known
         self._desired: dict[str, Live] = {}
         """What this controller asked for on Deployments whose owner may forget it."""
         self._unschedulable_s = unschedulable_s
@@ -77,41 +75,20 @@ class KubernetesPlatform:
         self.holds = Holds(clock)
         """What was refused, and is not asked for again yet."""
         self._refusals = Refusals(clock)
-        self._caches: tuple[WatchCache, WatchCache] | None = None
-
-    def follow(self) -> None:
-        """Keep Deployments and pods by watches from now on, instead of listing them at each look."""
-        kinds = (
-            ("deployments", FUNCTION_LABEL, trimmed_deployment),
-            ("pods", f"{PIPELINE_LABEL}={self._pipeline}", trimmed_pod),
-        )
-        first, second = (
-            WatchCache(ClientSource(self._client, resource, selector), trimmed, time.monotonic)
-            for resource, selector, trimmed in kinds
-        )
-        self._caches = first, second
-        for cache in self._caches:
-            cache.start()
-
-    def behind(self) -> bool:
-        """Whether the next look would list, because a watch is not whole now."""
-        return any(cache.objects() is None for cache in self._caches or ())
 
     def close(self) -> None:
         """End the watches."""
-        for cache in self._caches or ():
-            cache.close()
-        self._caches = None
+        self.cluster.close()
 
     def configurations(self) -> Mapping[str, Configuration]:
         """Functions without a memory limit, or without a CPU or GPU limit, have no configuration and are left out."""
-        self._read_all()
+        self.cluster.look()
         return self._known.configurations()
 
     def apply(self, function: str, present: Configuration, target: Configuration) -> None:
         """Raises FunctionGoneError, UnreachableError, and PlatformError for what the API server refuses."""
-        if not self._read:
-            self._read_all()
+        if not self.cluster.was_looked_at:
+            self.cluster.look()
         deployment = self._known.deployment(function)
         if deployment is not None and not of_this_gateway(deployment):
             refuse_standbys(function, target, "this project's gateway manages them, and OpenFaaS deployed the function")
@@ -203,13 +180,11 @@ class KubernetesPlatform:
     def notes(self) -> tuple[str, ...]:
         """What this platform cannot do here, in sentences."""
         notes = []
-        if not self._knows_resizes:
+        if not self.cluster.resizes_pods:
             notes.append("this Kubernetes cannot resize pods (1.33 can): changed limits are rolled out")
         if self._known.any_of_the_community_edition():
             notes.append(COMMUNITY)
         return tuple(notes)
-
-    # inside
 
     def _deployment(self, function: str) -> Object:
         deployment = self._known.deployment(function)
@@ -222,25 +197,8 @@ class KubernetesPlatform:
         return iter(()) if deployment is None else conditions_of(deployment, self._known.pods(function))
 
     @property
-    def _knows_resizes(self) -> bool:
-        if self._version is None:
-            self._version = self._client.version()
-        return self._version >= RESIZE_SINCE
-
-    @property
     def _resizes(self) -> bool:
-        return self._knows_resizes and not self.holds.lacks_right(self._pipeline)
-
-    def _read_all(self) -> None:
-        deployments, pods = (None, None) if self._caches is None else (cache.objects() for cache in self._caches)
-        if deployments is None:
-            listed = self._client.deployments(FUNCTION_LABEL)
-            deployments = [Kept.of(trimmed_deployment(document)) for document in listed]
-        if pods is None:
-            listed = self._client.pods(f"{PIPELINE_LABEL}={self._pipeline}")
-            pods = [Kept.of(trimmed_pod(document)) for document in listed]
-        self._known.look(deployments, pods)
-        self._read = True
+        return self.cluster.resizes_pods and not self.holds.lacks_right(self._pipeline)
 
     def _change(self, function: str, before: Live, after: Live) -> None:
         deployment = self._deployment(function)
@@ -295,24 +253,12 @@ class KubernetesPlatform:
         version = self._client.scale(function, replicas)
         deployment = self._deployment(function)
         meta = deployment["metadata"] if version is None else {**deployment["metadata"], "resourceVersion": version}
-        self._took_over({**deployment, "metadata": meta, "spec": {**deployment["spec"], "replicas": replicas}})
+        self.cluster.take_over({**deployment, "metadata": meta, "spec": {**deployment["spec"], "replicas": replicas}})
 
     def _patch(self, function: str, patch: Object, content_type: str | None = None) -> None:
         """Patch the Deployment and take over what came of it."""
         more = () if content_type is None else (content_type,)
-        self._took_over(self._client.patch_deployment(function, patch, *more))
-
-    def _took_over(self, document: Object) -> None:
-        kept = Kept.of(trimmed_deployment(document))
-        self._known.put(kept)
-        if self._caches is not None:
-            self._caches[0].put(kept)
-
-    def _pod_took_over(self, document: Object) -> None:
-        kept = Kept.of(trimmed_pod(document))
-        self._known.put_pod(kept)
-        if self._caches is not None:
-            self._caches[1].put(kept)
+        self.cluster.take_over(self._client.patch_deployment(function, patch, *more))
 
     def _keep(self, function: str) -> None:
         versions = self._known.versions(function)
@@ -365,9 +311,7 @@ class KubernetesPlatform:
             return False  # fewer replicas first: the rest may find room then
         bound = refused_limits(why.kind, order.configured, order.target, why.message)
         self.holds.limits(function, why.kind, bound, why.message)
-        del self._ordered[function]
-        if function in self._desired:
-            self._desired[function] = order.before
+        self._forget(function, order)
         self._patch(function, d.take_back_patch(self._deployment(function), order.before, self._gpu))
         return True
 
@@ -377,12 +321,15 @@ class KubernetesPlatform:
         if order is None or order.after != live or failed is None:
             return False
         self.holds.limits(function, "resize failed", refused_resize(order.configured, order.target), failed.message)
-        del self._ordered[function]
-        if function in self._desired:
-            self._desired[function] = order.before
+        self._forget(function, order)
         self._patch(function, d.live_patch(order.before), MERGE)
         self._bring_in_line(function, order.before)
         return True
+
+    def _forget(self, function: str, order: Order) -> None:
+        del self._ordered[function]
+        if function in self._desired:
+            self._desired[function] = order.before
 
     def _limits_in_line(self, function: str, deployment: Object, live: Live) -> bool:
         """Whether all replicas have their limits, or get them by a roll-out that is under way."""
@@ -419,7 +366,7 @@ class KubernetesPlatform:
         self._settings_in_line(function, live)
         for pod, patch in self._resizes_to(function, live):
             try:
-                self._pod_took_over(self._client.resize(pod["metadata"]["name"], patch))
+                self.cluster.take_over_pod(self._client.resize(pod["metadata"]["name"], patch))
             except FunctionGoneError:
                 continue  # the pod went meanwhile; the next one is brought in line when it is seen
 
@@ -428,7 +375,7 @@ class KubernetesPlatform:
             patch = None if leaving(pod) else d.settings_patch(pod, live)
             if patch is not None:
                 try:
-                    self._pod_took_over(self._client.patch_pod(pod["metadata"]["name"], patch))
+                    self.cluster.take_over_pod(self._client.patch_pod(pod["metadata"]["name"], patch))
                 except FunctionGoneError:
                     continue
 

@@ -20,6 +20,7 @@ from gateway.backends.kubernetes.informer import Informer
 from gateway.backends.kubernetes.keeper import Keeper
 from gateway.backends.kubernetes.live import has_raised_request, live_of
 from gateway.backends.kubernetes.logs import PodLogs
+from gateway.backends.kubernetes.pod_spec import of_this_package
 from gateway.backends.kubernetes.pods import Starts, addresses, moment, problems, replicas, restarts
 from gateway.backends.kubernetes.secrets import SELECTOR, Secrets
 from gateway.backends.kubernetes.settings import KubernetesSettings
@@ -282,7 +283,7 @@ class Space:
             restarts=restarts(pods),
             problems=problems(pods),
             standbys=waiting,
-            caller_key=self._caller_key if objects.of_this_package(spec) else "",
+            caller_key=self._caller_key if of_this_package(spec) else "",
             sleeps=sleeps,
         )
         activated = min(waiting, max(0, len(state.ready) - running))

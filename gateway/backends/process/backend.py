@@ -14,12 +14,13 @@ from typing import Any
 from gateway import __version__
 from gateway.activations import Key, Leases
 from gateway.backends.process.cgroup.usage import measure
-from gateway.backends.process.function import Context, ManagedFunction, Record
+from gateway.backends.process.function import ManagedFunction
 from gateway.backends.process.gpu.shares import GpuShares
 from gateway.backends.process.logs import FunctionLog
 from gateway.backends.process.machines import MACHINE_VARIABLE, MachineFolders, check_machines, memory_root
 from gateway.backends.process.probes import probe
 from gateway.backends.process.programs import Prepared, is_command, prepare
+from gateway.backends.process.record import Context, Record
 from gateway.backends.process.replica_changes import STARTED, Exchanges
 from gateway.backends.process.run_folders import LIVE_SETTINGS, RunFolders
 from gateway.backends.process.secret import mount as secret_mount

@@ -9,20 +9,18 @@ import logging
 import signal
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
-from gateway.backends.process.gpu.seats import Gpu
-from gateway.backends.process.gpu.shares import GpuShares
 from gateway.backends.process.logs import FunctionLog
 from gateway.backends.process.programs import Prepared
-from gateway.backends.process.replica_changes import STARTED, Backoff, Exchanges, Member, next_change, opened
-from gateway.backends.process.settings import ProcessSettings
+from gateway.backends.process.record import Context, Record
+from gateway.backends.process.replica_changes import STARTED, Backoff, Member, next_change, opened
 from gateway.backends.process.standing_by import StandingBy
-from gateway.backends.process.workers.launcher import Ended, Launcher, Program
-from gateway.contract import NOT_MEASURED, BackendError, FunctionSpec, FunctionState, Replica, ReplicaState, Usage
+from gateway.backends.process.workers.launcher import Ended, Program
+from gateway.contract import BackendError, FunctionSpec, FunctionState, Replica
 from gateway.placement import spread
 from platform_words.labels import PLACEMENT
 
@@ -31,58 +29,6 @@ log = logging.getLogger(__name__)
 _DRAIN_MARGIN_S = 3.0
 """Time a replica has beyond its write_timeout to end after its drain."""
 _orders = itertools.count()
-
-
-@dataclass
-class Record:
-    """One replica from the decision to start it until it is gone."""
-
-    id: str
-    generation: int
-    order: int
-    started_at_s: float
-    machine: str = ""
-    gpu: Gpu | None = None
-    state: ReplicaState = "starting"
-    slot: str = ""
-    pid: int | None = None
-    address: str = ""
-    ready_at_s: float | None = None
-    """Loop time."""
-    gone: asyncio.Event = field(default_factory=asyncio.Event)
-    started: asyncio.Event = field(default_factory=asyncio.Event)
-    """It is ready, or gone before it was."""
-    reason: str = ""
-    """Why we killed it, when we did."""
-    memory_waits: bool = False
-    """A lower memory limit waits until its use fits."""
-    probe_failures: int = 0
-    low: bool = False
-    """It stands by: its CPU limit is the standbys'."""
-    turn: int = 0
-    """Grows with each activation and release."""
-    usage: Usage = NOT_MEASURED
-    measured_at_s: float = 0.0
-
-    def draining(self) -> bool:
-        """The state may change at every await, which a type checker does not follow for plain fields."""
-        return self.state == "draining"
-
-
-@dataclass(frozen=True)
-class Context:
-    """What functions share."""
-
-    settings: ProcessSettings
-    launcher: Launcher
-    starts: asyncio.Semaphore
-    exchanges: Exchanges
-    gpus: GpuShares
-    machine_environment: Callable[[str], Mapping[str, str]]
-    """Environment of replicas on a machine, in addition to their function's."""
-    start_seconds: list[float]
-    changed: Callable[[], None]
-    spawn: Callable[..., object]
 
 
 class ManagedFunction:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from moe.manifest import FileRef, Manifest, Node, Router, WeightsRef, expected_edges, expert_id, save, segment_id
+from moe.manifest import FileRef, Manifest, Node, Router, WeightsRef, save
+from moe.names import expected_edges, expert_id, segment_id
 
 LAYERS, EXPERTS = 2, 2
 NUMBERS = {

@@ -14,6 +14,7 @@ import yaml
 from click.testing import CliRunner
 
 from gateway.backends.kubernetes import objects
+from gateway.backends.kubernetes.pod_spec import CACHE_FOLDER
 from gateway.backends.kubernetes.settings import KubernetesSettings
 from moe.manifest import load
 from smoe.commands import service
@@ -195,7 +196,7 @@ def test_a_pipeline_as_manifests_is_valid_and_what_the_gateway_would_have_writte
         assert variables["smoe_pipeline"] == f"s3://bucket/p/{manifest.name}"
         assert variables["OPENFAAS_NAMESPACE"] == known
         assert f".{place}:8080" in variables.get("smoe_address_template", f".{place}:8080")
-        assert variables["smoe_weights_cache"] == objects.CACHE_FOLDER
+        assert variables["smoe_weights_cache"] == CACHE_FOLDER
 
 
 def test_the_budget_for_disruptions_is_that_of_ingresses_alone(pipeline: Path) -> None:

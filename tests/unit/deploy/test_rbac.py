@@ -171,7 +171,7 @@ async def test_the_controller_does_all_that_it_may_and_nothing_else(guarded: Run
     platform.apply("f", target, configuration(2, cpu_cores=0.0, gpu_share=0.2))
     platform.configurations()
     platform.keep()
-    platform.follow()
+    platform.cluster.follow()
     await until_so(lambda: guarded.do(lambda: guarded.api.watching) == 2)
     platform.close()
     setting = client.Configuration(host=guarded.url)

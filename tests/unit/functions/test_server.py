@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from functions.serving.server import Connection, FunctionServer, ServerSettings
+from functions.serving.connection import Connection
+from functions.serving.server import FunctionServer, ServerSettings
 from functions.wire.messages import Reply, Request, error_reply
 from tests.parameters import examples
 from tests.unit.functions.conftest import Held, Scripted, echo, get, post, read_reply

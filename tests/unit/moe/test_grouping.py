@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moe.grouping import GroupingError, group
-from moe.manifest import Manifest, Node, Router, WeightsRef, expected_edges, expert_id, segment_id
+from moe.manifest import Manifest, Node, Router, WeightsRef
+from moe.names import expected_edges, expert_id, segment_id
 
 
 def make(layers: int, experts: int) -> Manifest:

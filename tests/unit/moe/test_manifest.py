@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import save as save_tensors
 
 from moe.errors import ManifestError
-from moe.manifest import MANIFEST_FILE, from_json, load, save, to_json
+from moe.manifest import from_json, load, save, to_json
+from moe.names import MANIFEST_FILE
 from tests.parameters import examples
 from tests.unit.moe.conftest import Case
 

@@ -18,7 +18,7 @@ from moe.distil.perplexity import compare
 from moe.distil.prose import measured_texts
 from moe.distil.texts import default_folder
 from moe.errors import CheckpointError
-from moe.manifest import sha256_of
+from moe.manifest_proof import sha256_of
 from moe.preset import PRESETS, preset_adapter, preset_source, smollm2_file
 from moe.reference import WholeModel
 from moe.split import split

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import psutil
 
-from gateway.backends.process.function import Record
+from gateway.backends.process.record import Record
 from gateway.contract import NOT_MEASURED, Usage
 
 

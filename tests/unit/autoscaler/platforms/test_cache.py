@@ -41,7 +41,7 @@ def following(double: Running, platforms: Platforms) -> Iterator[KubernetesPlatf
     """A platform of one function that follows by watches, both of them open."""
     put(double, spec(F))
     platform = platforms()
-    platform.follow()
+    platform.cluster.follow()
     until(lambda: double.do(lambda: double.api.watching) == 2)
     yield platform
     platform.close()

@@ -91,7 +91,7 @@ def story(
         put(double, spec(function))
     platform = platforms()
     if getattr(request, "param", "lists") == "watches":
-        platform.follow()
+        platform.cluster.follow()
     yield Story(double, platform)
     platform.close()
 
@@ -186,7 +186,7 @@ def test_watches_that_are_dropped_in_every_tick_miss_nothing_and_flap_nothing(
         double.end_watches()
         story.simulate(1)
     end_s, pause = time.monotonic() + 20, threading.Event()
-    while story.platform.behind() and time.monotonic() < end_s:
+    while story.platform.cluster.behind() and time.monotonic() < end_s:
         pause.wait(0.01)
     assert story.platform.configurations() == platforms().configurations()
     assert story.seen == [(3, 3)] * 11 + [(1, 1)]

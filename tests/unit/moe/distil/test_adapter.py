@@ -15,7 +15,8 @@ from moe.distil.adapter import MAX_BYTES, save_adapter
 from moe.distil.start import start
 from moe.distil.student import Batch, DenseEncoder
 from moe.errors import CheckpointError
-from moe.manifest import Router, sha256_of
+from moe.manifest import Router
+from moe.manifest_proof import sha256_of
 from moe.preset import MINILM_ADAPTER, minilm_folder
 from moe.reference import WholeModel
 from moe.split import split

@@ -1,0 +1,288 @@
+"""One client's connection to a function's server: requests parsed as they come, answered in order, replies streamed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections import deque
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+import httptools
+
+from functions.wire.messages import (
+    CALL_ID,
+    REQUEST_ID,
+    TIMEOUT_MS,
+    Body,
+    Reply,
+    Request,
+    error_reply,
+    header_name,
+)
+
+if TYPE_CHECKING:
+    from functions.serving.server import FunctionServer
+
+log = logging.getLogger(__name__)
+MAX_HEADER_BYTES = 64 * 1024
+MAX_PIPELINED = 8
+"""Requests read ahead on one connection; beyond that it is not read until replies are out."""
+_REASONS = {status.value: status.phrase for status in HTTPStatus}
+
+
+class Connection(asyncio.Protocol):
+    """One client connection; pipelined requests are answered in order, one at a time."""
+
+    def __init__(self, server: FunctionServer, loop: asyncio.AbstractEventLoop) -> None:
+        self._server = server
+        self._loop = loop
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpRequestParser(self)
+        self._queue: deque[tuple[Request, bool] | Reply] = deque()
+        self._busy = False
+        self._url = b""
+        self._headers: dict[str, str] = {}
+        self._header_bytes = 0
+        self._body = bytearray()
+        self._refused: Reply | None = None
+        self._current: Request | None = None
+        self._receiving = False
+        self._paused = False
+        self._looping = False
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._streaming: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "writelines")
+        self._transport = transport  # type: ignore[assignment]
+        self._server.connections.add(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        if self._current is not None:
+            self._current.abandon()
+        if self._streaming is not None:
+            self._streaming.cancel()
+        self._queue.clear()
+        self._server.closed(self)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._fail(400, "upgrade", "this server does not change protocols")
+        except httptools.HttpParserError as error:
+            if self._refused is None:
+                self._fail(400, "bad_request", f"this is not HTTP: {error}")
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def close_if_idle(self) -> None:
+        """Not while a request is being received, computed or answered."""
+        if not self._busy and not self._queue and not self._receiving:
+            self.close()
+
+    def pause_writing(self) -> None:
+        """The client does not read its replies: take no more requests from it, and no more of a stream."""
+        self._writable.clear()
+        self._pause_reading()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+        self._resume_reading()
+
+    def _pause_reading(self) -> None:
+        if not self._paused and self._transport is not None and not self._transport.is_closing():
+            self._paused = True
+            self._transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        if self._paused and self._transport is not None and not self._transport.is_closing():
+            self._paused = False
+            self._transport.resume_reading()
+
+    def _fail(self, status: int, code: str, message: str) -> None:
+        """Answer once, after the replies that are due, and close: the rest of the stream cannot be understood."""
+        self._refused = error_reply(status, code, message, platform=False)
+        self._queue.append(self._refused)
+        self._next()
+
+    # httptools callbacks
+
+    def on_message_begin(self) -> None:
+        self._url, self._headers, self._header_bytes, self._body = b"", {}, 0, bytearray()
+        self._receiving = True
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+        self._count_header(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_header(len(name) + len(value))
+        self._headers[header_name(name)] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        length = self._headers.get("content-length", "0")
+        if length.isdigit() and int(length) > self._server.settings.max_body_bytes:
+            self._too_large()
+        if self._headers.get("expect", "").lower() == "100-continue" and self._transport is not None:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, data: bytes) -> None:
+        self._body += data
+        if len(self._body) > self._server.settings.max_body_bytes:
+            self._too_large()
+
+    def on_message_complete(self) -> None:
+        if self._refused is not None:
+            return
+        now_s = self._loop.time()
+        headers = self._headers
+        request = Request(
+            method=self._parser.get_method().decode("latin-1"),
+            path=self._url.split(b"?", 1)[0].decode("latin-1"),
+            headers=headers,
+            body=self._body,
+            arrived_s=now_s,
+            request_id=headers.get(REQUEST_ID) or headers.get(CALL_ID) or uuid.uuid4().hex,
+        )
+        self._body = bytearray()
+        self._receiving = False
+        self._queue.append((request, self._parser.should_keep_alive()))
+        if len(self._queue) > MAX_PIPELINED:
+            self._pause_reading()
+        self._next()
+
+    def _count_header(self, size: int) -> None:
+        self._header_bytes += size
+        if self._header_bytes > MAX_HEADER_BYTES:
+            self._fail(431, "headers", f"the headers are larger than {MAX_HEADER_BYTES} bytes")
+            raise ValueError("headers too large")
+
+    def _too_large(self) -> None:
+        limit = self._server.settings.max_body_bytes
+        self._fail(413, "too_large", f"the body is larger than {limit} bytes")
+        raise ValueError("body too large")
+
+    # answering
+
+    def _next(self) -> None:
+        """Serve what waits, one request at a time; replies that come at once do not nest."""
+        if self._looping:
+            return
+        self._looping = True
+        while self._queue and not self._busy:
+            entry = self._queue.popleft()
+            self._busy = True
+            if len(self._queue) <= MAX_PIPELINED:
+                self._resume_reading()
+            if isinstance(entry, Reply):
+                self._write(entry, "", keep_alive=False)
+            else:
+                self._serve(*entry)
+        self._looping = False
+
+    def _serve(self, request: Request, keep_alive: bool) -> None:
+        self._current = request
+
+        def answer(reply: Reply) -> None:
+            keep = keep_alive and (bool(self._queue) or not self._server.draining)
+            if reply.stream is not None:
+                self._streaming = self._loop.create_task(self._stream(reply, request.request_id, keep))
+                self._streaming.add_done_callback(lambda task: self._streamed(reply, task.cancelled()))
+                return
+            self._current = None
+            self._write(reply, request.request_id, keep, head=request.method == "HEAD")
+            self._next()
+
+        refusal = set_deadline(request)
+        if refusal is not None:
+            answer(refusal)
+        else:
+            self._server.admit(request, answer)
+
+    def _write(self, reply: Reply, request_id: str, keep_alive: bool, head: bool = False) -> None:
+        self._busy = False
+        if self._transport is None or self._transport.is_closing():
+            return
+        chunks: list[Body] = [head_bytes(reply, request_id, keep_alive)]
+        if not head:
+            chunks += reply.chunks
+        self._transport.writelines(chunks)
+        if not keep_alive:
+            self._queue.clear()
+            self._transport.close()
+
+    async def _stream(self, reply: Reply, request_id: str, keep_alive: bool) -> None:
+        """The body piece by piece, no faster than the client reads. One that breaks off cuts the connection."""
+        assert reply.stream is not None
+        if self._transport is not None:
+            self._transport.write(head_bytes(reply, request_id, keep_alive))
+        try:
+            async for piece in reply.stream:
+                if self._transport is None or self._transport.is_closing():
+                    return
+                self._transport.writelines([b"%x\r\n" % len(piece), piece, b"\r\n"])
+                await self._writable.wait()
+        except Exception:
+            log.exception("request %s broke off in its reply", request_id)
+            keep_alive = False
+        else:
+            if self._transport is not None:
+                self._transport.write(b"0\r\n\r\n")
+        if not keep_alive:
+            self._queue.clear()
+            self.close()
+
+    def _streamed(self, reply: Reply, cancelled: bool) -> None:
+        """A stream is over, or its client is gone."""
+        self._streaming = self._current = None
+        reply.ended()
+        self._busy = False
+        if not cancelled:
+            self._next()
+            if self._server.draining:  # which may have begun after the reply's head promised to keep the connection
+                self.close_if_idle()
+
+
+def set_deadline(request: Request) -> Reply | None:
+    """Fill ``request.deadline_s`` from ``X-Timeout-Ms``; returns the refusal when that is malformed or spent."""
+    text = request.headers.get(TIMEOUT_MS)
+    if text is None:
+        return None
+    try:
+        left_ms = float(text)
+    except ValueError:
+        left_ms = float("nan")
+    if left_ms != left_ms or left_ms > 86_400_000:
+        message = f"X-Timeout-Ms is {text[:40]!r}; it takes the milliseconds left, up to a day"
+        return error_reply(400, "bad_timeout", message, platform=False)
+    if left_ms <= 0:
+        return error_reply(504, "deadline_exceeded", "the request's time was spent before it began", platform=True)
+    request.deadline_s = request.arrived_s + left_ms / 1000
+    return None
+
+
+def head_bytes(reply: Reply, request_id: str, keep_alive: bool) -> bytes:
+    """Status line and headers of a reply."""
+    length = sum(len(chunk) for chunk in reply.chunks)
+    lines = [
+        f"HTTP/1.1 {reply.status} {_REASONS.get(reply.status, 'Status')}",
+        f"content-type: {reply.content_type}",
+        "transfer-encoding: chunked" if reply.stream is not None else f"content-length: {length}",
+    ]
+    if request_id:
+        lines.append(f"x-request-id: {_header_safe(request_id)}")
+    lines += [f"{name}: {_header_safe(value)}" for name, value in reply.headers.items()]
+    if not keep_alive:
+        lines.append("connection: close")
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace")
+
+
+def _header_safe(value: str) -> str:
+    return value.replace("\r", " ").replace("\n", " ")[:256]
