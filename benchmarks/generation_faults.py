@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import aiohttp
 import click
@@ -38,6 +38,7 @@ from benchmarks.harness.options import AT_LEAST_1, benchmark, seed_option
 from benchmarks.harness.report import print_result, print_table
 from benchmarks.harness.run_folder import run_folder
 from benchmarks.harness.running import RunningPipeline, listening, local_gateway, running_pipeline
+from functions.serving.settings import Rule
 from smoe.deployment import DeploymentSettings
 
 TOKENS, TEXTS, LONGEST = 24, 24, 200
@@ -240,7 +241,7 @@ def measure(
 @click.option(
     "--schedule",
     default="colocated",
-    type=click.Choice(["colocated", "deadline", "arrow", "minimal-load", "round-robin"]),
+    type=click.Choice(get_args(Rule)),
 )
 @click.option("--load", default=0.7, type=click.FloatRange(0.01, 1), help="Part of what it writes in a closed loop.")
 @click.option("--ingress", is_flag=True, help="Kill the ingress, too; there are two of it then.")

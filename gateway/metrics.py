@@ -81,7 +81,10 @@ class GatewayMetrics:
         scale = GaugeMetricFamily(names.CPU_SCALE, "Real cores per configured core")
         scale.add_metric([], self._cpu_scale)
         yield from (started, in_flight, scale, *self._own_families())
-        yield from self._function_families(self._backend.list())
+        functions = self._backend.list()
+        yield from self._function_families(functions)
+        yield from self._limit_families(functions)
+        yield from self._usage_families(functions)
 
     def _own_families(self) -> Iterator[Metric]:
         repeats = CounterMetricFamily(names.REPEATS, "Calls tried again", labels=["function_name", "reason"])
@@ -92,18 +95,13 @@ class GatewayMetrics:
         yield CounterMetricFamily(names.CALLBACK_FAILURES, "Callbacks given up", self.callback_failures)
 
     def _function_families(self, functions: list[FunctionState]) -> Iterator[Metric]:
-        one, two = ["function_name"], ["function_name", "replica"]
+        one = ["function_name"]
         wanted = GaugeMetricFamily(names.SERVICE_COUNT, "Desired replicas", labels=one)
         states = GaugeMetricFamily(names.FUNCTION_REPLICAS, "Replicas by state", labels=["function_name", "state"])
         standbys = GaugeMetricFamily(names.STANDBYS, "Standbys to have", labels=one)
         activated = CounterMetricFamily(names.STANDBY_ACTIVATED_SECONDS, "Time of activated standbys", labels=one)
         least = GaugeMetricFamily(names.MIN_REPLICAS, "Least replicas", labels=one)
-        cpu = CounterMetricFamily(names.REPLICA_CPU_SECONDS, "CPU time of a replica", labels=two)
-        memory = GaugeMetricFamily(names.REPLICA_MEMORY_BYTES, "Memory of a replica", labels=two)
         restarts = CounterMetricFamily(names.REPLICA_RESTARTS, "Restarts after crashes", labels=one)
-        cpu_limit = GaugeMetricFamily(names.CPU_LIMIT_CORES, "Configured cores a replica", labels=one)
-        memory_limit = GaugeMetricFamily(names.MEMORY_LIMIT_BYTES, "Memory limit a replica", labels=one)
-        gpu_share = GaugeMetricFamily(names.GPU_SHARE, "Part of one GPU a replica", labels=one)
         inflight_limit = GaugeMetricFamily(names.MAX_INFLIGHT, "Calls a replica takes at once", labels=one)
         for state in functions:
             spec, key = state.spec, state.spec.key
@@ -124,31 +122,35 @@ class GatewayMetrics:
                 states.add_metric([key, "activated"], activated_now)
                 standbys.add_metric([key], state.standbys)
                 activated.add_metric([key], state.activated_s)
+        yield from (wanted, states, standbys, activated, least, restarts, inflight_limit)
+
+    def _limit_families(self, functions: list[FunctionState]) -> Iterator[Metric]:
+        one = ["function_name"]
+        cpu_limit = GaugeMetricFamily(names.CPU_LIMIT_CORES, "Configured cores a replica", labels=one)
+        memory_limit = GaugeMetricFamily(names.MEMORY_LIMIT_BYTES, "Memory limit a replica", labels=one)
+        gpu_share = GaugeMetricFamily(names.GPU_SHARE, "Part of one GPU a replica", labels=one)
+        for state in functions:
+            spec, key = state.spec, state.spec.key
             if "cpu" in spec.limits:
                 cpu_limit.add_metric([key], float(parse_quantity(spec.limits["cpu"])))
             if "memory" in spec.limits:
                 memory_limit.add_metric([key], float(parse_quantity(spec.limits["memory"])))
             if GPU in spec.limits:
                 gpu_share.add_metric([key], float(parse_quantity(spec.limits[GPU])) / GPU_TENTHS)
+        yield from (cpu_limit, memory_limit, gpu_share)
+
+    def _usage_families(self, functions: list[FunctionState]) -> Iterator[Metric]:
+        two = ["function_name", "replica"]
+        cpu = CounterMetricFamily(names.REPLICA_CPU_SECONDS, "CPU time of a replica", labels=two)
+        memory = GaugeMetricFamily(names.REPLICA_MEMORY_BYTES, "Memory of a replica", labels=two)
+        for state in functions:
+            spec, key = state.spec, state.spec.key
             for replica_id, usage in self._backend.usage(spec.name, spec.namespace).items():
                 if usage.cpu_seconds_total is not None:
                     cpu.add_metric([key, replica_id], usage.cpu_seconds_total)
                 if usage.memory_bytes is not None:
                     memory.add_metric([key, replica_id], usage.memory_bytes)
-        yield from (
-            wanted,
-            states,
-            standbys,
-            activated,
-            least,
-            cpu,
-            memory,
-            restarts,
-            cpu_limit,
-            memory_limit,
-            gpu_share,
-            inflight_limit,
-        )
+        yield from (cpu, memory)
 
 
 def _min_replicas(spec: FunctionSpec) -> int | None:

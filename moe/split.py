@@ -86,23 +86,7 @@ def split(
     part = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".part", dir=out.parent))
     try:
         writer = _Writer(part, settings, progress)
-        reader: DenseReader | NativeReader
-        if is_dense(opened):
-            reader = open_dense(opened)
-            if adapter is not None:
-                manifest = _split_adapted(writer, reader, settings, load_adapter(Path(adapter)))
-            else:
-                put_experts(reader, settings.layers, settings.name)
-                manifest = _split_dense(writer, opened, reader, settings)
-        else:
-            reader = open_native(opened)
-            if layers is not None:
-                raise CheckpointError(f"{settings.name}: a mixture has its experts in the layers it was trained with.")
-            if method != "neurons" or adapter is not None:
-                raise CheckpointError(
-                    f"{settings.name}: a mixture keeps its experts; method and adapter are not for it."
-                )
-            manifest = _split_native(writer, reader, settings)
+        manifest, reader = _write(writer, opened, settings, adapter)
         manifest = adopt_tokenizer(manifest, opened, reader, tokenizer, part)
         m.save(manifest, part)
         part.chmod(0o755)  # mkdtemp's folder is for its owner alone; functions may run as another user
@@ -111,6 +95,24 @@ def split(
         shutil.rmtree(part, ignore_errors=True)
         raise
     return manifest
+
+
+def _write(
+    writer: _Writer, opened: Source, settings: SplitSettings, adapter: str | Path | None
+) -> tuple[m.Manifest, DenseReader | NativeReader]:
+    """The nodes of a dense model or of a mixture. Raises CheckpointError."""
+    if is_dense(opened):
+        dense = open_dense(opened)
+        if adapter is not None:
+            return _split_adapted(writer, dense, settings, load_adapter(Path(adapter))), dense
+        put_experts(dense, settings.layers, settings.name)
+        return _split_dense(writer, opened, dense, settings), dense
+    native = open_native(opened)
+    if settings.layers is not None:
+        raise CheckpointError(f"{settings.name}: a mixture has its experts in the layers it was trained with.")
+    if settings.method != "neurons" or adapter is not None:
+        raise CheckpointError(f"{settings.name}: a mixture keeps its experts; method and adapter are not for it.")
+    return _split_native(writer, native, settings), native
 
 
 def put_experts(reader: DenseReader, layers: Sequence[int] | None, name: str) -> None:

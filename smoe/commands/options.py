@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
+from functions.serving.settings import Rule
 from gateway.client.client import GatewayClient
 from gateway.client.state import DEFAULT_STATE, read_gateway_address, read_password
 from smoe.deployment import DeploymentSettings
@@ -125,7 +126,7 @@ _REPLICAS = [
     ),
     click.option(
         "--schedule",
-        type=click.Choice(("colocated", "deadline", "arrow", "minimal-load", "round-robin")),
+        type=click.Choice(get_args(Rule)),
         default=_DEFAULTS.schedule,
         show_default=True,
         help="Decoders: which instances compute prompts and which go on with texts.",

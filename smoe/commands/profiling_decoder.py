@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -37,7 +36,8 @@ from smoe.errors import SmoeError
 from traces import catalog, loading
 from traces.completions import TokenTargets, lengths_of
 from traces.options import clip_options, data_option, seed_option
-from traces.token_results import token_percentiles, token_rows
+from traces.results import RequestRecord
+from traces.token_results import summarise_tokens, token_rows
 
 MORE_THAN_0 = click.FloatRange(min=0, min_open=True)
 
@@ -189,28 +189,19 @@ def replay(
 
 def summarise(requests: list[Request], outcome: Outcome, targets: TokenTargets) -> dict[str, Any]:
     """As :func:`traces.token_results.summarise_tokens`, of simulated requests."""
-    pairs = list(zip(requests, outcome.ttft_s, outcome.tpot_s, strict=True))
-    ended = [(one, ttft, tpot) for one, ttft, tpot in pairs if ttft is not None and tpot is not None]
-    kept = sum(
-        (targets.ttft_s is None or ttft <= targets.ttft_s) and (targets.tpot_s is None or tpot <= targets.tpot_s)
-        for _, ttft, tpot in ended
-    )
-    ends_s = [one.arrival_s + ttft + tpot * (one.output - 1) for one, ttft, tpot in ended]
-    span_s = max(ends_s, default=0.0)
-    tokens = sum(one.output for one, _, _ in ended)
-    asked = targets != TokenTargets()
-    return {
-        "ttft_s": token_percentiles(ttft for _, ttft, _ in ended),
-        "tpot_s": token_percentiles(tpot for one, _, tpot in ended if one.output > 1),
-        "prompt_tokens": int(np.sum([one.prompt for one, _, _ in ended])),
-        "output_tokens": tokens,
-        "output_tokens_per_s": tokens / span_s if span_s else None,
-        "ended_early": 0,
-        "ttft_target_s": targets.ttft_s,
-        "tpot_target_s": targets.tpot_s,
-        "goodput": kept / len(requests) if asked else None,
-        "goodput_rps": kept / span_s if span_s and asked else None,
-    }
+    records = [
+        RequestRecord(
+            index, one.arrival_s, one.arrival_s, None, "broken" if tpot is None else "ok", None, one.output, 0, 1, "",
+            None, one.prompt, one.output, ttft, tpot if one.output > 1 else None,
+        )
+        for index, (one, ttft, tpot) in enumerate(zip(requests, outcome.ttft_s, outcome.tpot_s, strict=True))
+    ]  # fmt: skip
+    ends_s = [
+        (one.sent_s or 0.0) + (one.ttft_s or 0.0) + (one.tpot_s or 0.0) * ((one.tokens or 0) - 1)
+        for one in records
+        if one.outcome == "ok"
+    ]
+    return summarise_tokens(records, max(ends_s, default=0.0), targets)
 
 
 def _seconds(milliseconds: float | None) -> float | None:

@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from numpy.typing import NDArray
 
 from smoe.report.measures import client_windows, replica_totals
@@ -76,6 +77,17 @@ def scale(run: Run) -> bytes:
     unit, word = _time_unit(run)
     window_s = run.windows[0].window_s if run.windows else 0.0
     _arrivals_panel(panels[0], run, start, unit)
+    _replicas_panel(panels[1], run, start, unit, window_s)
+    _cost_panel(panels[2], run, start, unit, window_s)
+    panels[2].set_xlabel(f"time since start ({word})")
+    panels[2].set_xlim(left=0)
+    for panel in panels:
+        _dress(panel)
+    return _png(figure)
+
+
+def _replicas_panel(axes: Axes, run: Run, start: float, unit: float, window_s: float) -> None:
+    """Replicas by kind of function, stacked."""
     totals = replica_totals(run.nodes)
     kinds = [kind for kind in KIND_COLOURS if any(kind in counts for _, counts in totals)]
     if totals:
@@ -84,7 +96,7 @@ def scale(run: Run) -> bytes:
         counts_by_window = [totals[0][1], *(counts for _, counts in totals)]
         stacks = [np.array([counts.get(kind, 0) for counts in counts_by_window]) for kind in kinds]
         colours = [KIND_COLOURS[kind] for kind in kinds]
-        panels[1].stackplot(
+        axes.stackplot(
             ends,
             *stacks,
             step="pre",
@@ -92,11 +104,15 @@ def scale(run: Run) -> bytes:
             colors=colours,
             alpha=0.75,
         )
-        _legend(panels[1])
+        _legend(axes)
     else:
-        _empty(panels[1], "no replica counts in the log")
-    panels[1].set_ylabel("replicas")
-    panels[1].set_ylim(bottom=0)
+        _empty(axes, "no replica counts in the log")
+    axes.set_ylabel("replicas")
+    axes.set_ylim(bottom=0)
+
+
+def _cost_panel(axes: Axes, run: Run, start: float, unit: float, window_s: float) -> None:
+    """Both meters' cost of an hour."""
     for name, colour in (("provisioned", INK), ("busy", ORANGE)):
         points = [
             (w.end_s - start, getattr(w, f"{name}_cost") / w.window_s * 3600)
@@ -105,18 +121,13 @@ def scale(run: Run) -> bytes:
         ]
         if points:
             times, values = _steps(points, window_s)
-            panels[2].step(times / unit, values, where="pre", color=colour, linewidth=1.6, label=name)
-    if panels[2].lines:
-        _legend(panels[2])
+            axes.step(times / unit, values, where="pre", color=colour, linewidth=1.6, label=name)
+    if axes.lines:
+        _legend(axes)
     else:
-        _empty(panels[2], "no cost in the log")
-    panels[2].set_ylabel("cost ($ per hour)")
-    panels[2].set_ylim(bottom=0)
-    panels[2].set_xlabel(f"time since start ({word})")
-    panels[2].set_xlim(left=0)
-    for panel in panels:
-        _dress(panel)
-    return _png(figure)
+        _empty(axes, "no cost in the log")
+    axes.set_ylabel("cost ($ per hour)")
+    axes.set_ylim(bottom=0)
 
 
 def _arrivals_panel(axes: Axes, run: Run, start: float, unit: float) -> None:
@@ -154,24 +165,7 @@ def experts(run: Run) -> bytes:
     # Both pictures share one scale of share / even share; below 2 an even layer would look like a skewed one.
     top = max(2.0, float(np.nanmax(overall)) * len(columns)) if np.isfinite(overall).any() else 2.0
     style: dict[str, Any] = {"cmap": "viridis", "vmin": 0, "vmax": top, "aspect": "auto", "interpolation": "nearest"}
-    image = left.imshow(overall * len(columns), **style)
-    for (row, column), share in np.ndenumerate(overall):
-        if np.isfinite(share):
-            bright = share * len(columns) > 0.65 * top
-            left.text(
-                column,
-                row,
-                f"{100 * share:.0f}",
-                ha="center",
-                va="center",
-                fontsize=8,
-                color=INK if bright else "white",
-            )
-    left.set_xticks(range(len(columns)), [str(c) for c in columns])
-    left.set_yticks(range(len(layers)), [str(layer) for layer in layers])
-    left.set_xlabel("expert")
-    left.set_ylabel("layer")
-    left.set_title("share of the layer's tokens, whole run (%)", fontsize=10, loc="left")
+    image = _layers_panel(left, overall, top, layers, columns, style)
     times = (np.array(ends) - run.start_s) / unit
     width = float(np.median(np.diff(times))) if len(ends) > 1 else 1.0
     right.imshow(grid * len(columns), extent=(times[0] - width, times[-1], len(keys) - 0.5, -0.5), **style)
@@ -186,6 +180,31 @@ def experts(run: Run) -> bytes:
     bar = figure.colorbar(image, ax=right, pad=0.01)
     bar.set_label("share / even share")
     return _png(figure)
+
+
+def _layers_panel(
+    axes: Axes, overall: FloatArray, top: float, layers: list[int], columns: list[int], style: dict[str, Any]
+) -> AxesImage:
+    """Shares of the whole run, ``overall [layers, experts]``, each with its number; the picture for the colour bar."""
+    image = axes.imshow(overall * len(columns), **style)
+    for (row, column), share in np.ndenumerate(overall):
+        if np.isfinite(share):
+            bright = share * len(columns) > 0.65 * top
+            axes.text(
+                column,
+                row,
+                f"{100 * share:.0f}",
+                ha="center",
+                va="center",
+                fontsize=8,
+                color=INK if bright else "white",
+            )
+    axes.set_xticks(range(len(columns)), [str(c) for c in columns])
+    axes.set_yticks(range(len(layers)), [str(layer) for layer in layers])
+    axes.set_xlabel("expert")
+    axes.set_ylabel("layer")
+    axes.set_title("share of the layer's tokens, whole run (%)", fontsize=10, loc="left")
+    return image
 
 
 def _share_grid(nodes: tuple[NodeWindow, ...]) -> tuple[list[tuple[int, int]], list[float], FloatArray]:

@@ -74,28 +74,8 @@ def prepare(
             "(fprocess), the command that would be run per call"
         )
     _check_environment(spec)
-    passed_on = _PASSED_ON if user is not None else (*_PASSED_ON, *_PASSED_ON_OWN)
-    environ = {key: os.environ[key] for key in passed_on if key in os.environ}
-    environ.setdefault("HOME", "/")
-    # Several replicas share this machine: threads of one would take the processors that another was promised.
-    environ["OMP_NUM_THREADS"] = "1"
-    if entry is not None:
-        environ.update(settings.environment(spec))
-    else:
-        entry = WATCHDOG_ENTRY
-        environ["fprocess"] = command
-    environ.update(spec.env_vars)
-    if spec.env_process.strip():
-        environ["fprocess"] = spec.env_process.strip()
-    # Last: neither the spec's variables nor those of the settings may replace them.
-    environ.update(
-        OPENFAAS_NAME=spec.name,
-        OPENFAAS_NAMESPACE=spec.namespace,
-        secret_mount_path=str(folder / SECRETS),
-        smoe_live_settings=str(folder / LIVE_SETTINGS),
-    )
-    if settings.caller_keys:
-        environ["smoe_caller_key_file"] = str(folder / CALLER_KEY)
+    environ = _environment(spec, settings, folder, "" if entry is not None else command, user)
+    entry = entry or WATCHDOG_ENTRY
     write_timeout_s = duration_s(spec.env_vars, "write_timeout", settings.write_timeout_s)
     return Prepared(
         Program(
@@ -116,6 +96,34 @@ def prepare(
         spec.annotations.get(GPU_MEMORY) == "true",
         *burst_of(spec),
     )
+
+
+def _environment(
+    spec: FunctionSpec, settings: ProcessSettings, folder: Path, command: str, user: int | None
+) -> dict[str, str]:
+    """Variables of a replica; ``command``: what is run per call, empty for a known image."""
+    passed_on = _PASSED_ON if user is not None else (*_PASSED_ON, *_PASSED_ON_OWN)
+    environ = {key: os.environ[key] for key in passed_on if key in os.environ}
+    environ.setdefault("HOME", "/")
+    # Several replicas share this machine: threads of one would take the processors that another was promised.
+    environ["OMP_NUM_THREADS"] = "1"
+    if command:
+        environ["fprocess"] = command
+    else:
+        environ.update(settings.environment(spec))
+    environ.update(spec.env_vars)
+    if spec.env_process.strip():
+        environ["fprocess"] = spec.env_process.strip()
+    # Last: neither the spec's variables nor those of the settings may replace them.
+    environ.update(
+        OPENFAAS_NAME=spec.name,
+        OPENFAAS_NAMESPACE=spec.namespace,
+        secret_mount_path=str(folder / SECRETS),
+        smoe_live_settings=str(folder / LIVE_SETTINGS),
+    )
+    if settings.caller_keys:
+        environ["smoe_caller_key_file"] = str(folder / CALLER_KEY)
+    return environ
 
 
 def _group(spec: FunctionSpec, entry: str) -> str:

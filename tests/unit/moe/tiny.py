@@ -31,25 +31,54 @@ ROPE: dict[str, Any] = {
 }
 
 
-def bert(**changes: Any) -> Any:
-    return transformers.BertModel(transformers.BertConfig(**{**BERT, **changes}))
-
-
-def roberta(**changes: Any) -> Any:
-    return transformers.RobertaModel(transformers.RobertaConfig(**{**BERT, "pad_token_id": 3, **changes}))
-
-
-def distilbert(**changes: Any) -> Any:
-    numbers = {"vocab_size": 99, "dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 50}
-    return transformers.DistilBertModel(
-        transformers.DistilBertConfig(**{**numbers, "max_position_embeddings": 40, **changes})
-    )
-
-
-def gpt2(**changes: Any) -> Any:
-    numbers = {"vocab_size": 99, "n_positions": 40, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_inner": 50}
-    ids = {"bos_token_id": 1, "eos_token_id": 2}
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**{**numbers, **ids, **changes}))
+EXPERTS_OF_24: dict[str, Any] = {"intermediate_size": 48, "moe_intermediate_size": 24}
+DEEPSEEK: dict[str, Any] = {
+    **ROPE, **EXPERTS_OF_24, "num_key_value_heads": 4, "n_routed_experts": 6, "num_experts_per_tok": 3, "n_group": 3,
+    "topk_group": 2, "first_k_dense_replace": 1, "q_lora_rank": 20, "kv_lora_rank": 16, "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 6, "v_head_dim": 10,
+}  # fmt: skip
+DENSE: dict[str, Any] = {**ROPE, "intermediate_size": 50, "bos_token_id": 1, "eos_token_id": 2}
+CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2", {
+        "vocab_size": 99, "n_positions": 40, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_inner": 50,
+        "bos_token_id": 1, "eos_token_id": 2,
+    }),
+    "mixtral": ("Mixtral", {**ROPE, "intermediate_size": 24, "num_local_experts": 4}),
+    "qwen3_moe": ("Qwen3Moe", {
+        **ROPE, **EXPERTS_OF_24, "num_experts": 6, "num_experts_per_tok": 3, "head_dim": 16, "num_hidden_layers": 5,
+        "mlp_only_layers": [0, 2, 4],
+    }),
+    "olmoe": ("Olmoe", {
+        **ROPE, "intermediate_size": 24, "num_experts": 5, "num_experts_per_tok": 2, "eos_token_id": 2
+    }),
+    "qwen2_moe": ("Qwen2Moe", {
+        **ROPE, **EXPERTS_OF_24, "shared_expert_intermediate_size": 40, "num_experts": 6, "num_experts_per_tok": 3,
+        "mlp_only_layers": [1],
+    }),
+    "granitemoe": ("GraniteMoe", {
+        **ROPE, "intermediate_size": 24, "num_local_experts": 5, "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.2, "residual_multiplier": 0.6, "logits_scaling": 4.0,
+    }),
+    "phimoe": ("Phimoe", {
+        **ROPE, "intermediate_size": 24, "num_local_experts": 5, "attention_bias": True, "lm_head_bias": True
+    }),
+    "glm4_moe": ("Glm4Moe", {
+        **ROPE, **EXPERTS_OF_24, "n_routed_experts": 6, "num_experts_per_tok": 3, "n_group": 3, "topk_group": 2,
+        "routed_scaling_factor": 1.7, "head_dim": 16, "num_nextn_predict_layers": 0,
+    }),
+    "gpt_oss": ("GptOss", {
+        **ROPE, "intermediate_size": 32, "num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 16,
+        "sliding_window": 5, "swiglu_limit": 0.7,
+        "rope_parameters": {**POSITIONS, "rope_theta": 50.0, "original_max_position_embeddings": 32},
+    }),
+    "deepseek_v2": ("DeepseekV2", {**DEEPSEEK, "topk_method": "group_limited_greedy", "routed_scaling_factor": 1.7}),
+    "deepseek_v3": ("DeepseekV3", {**DEEPSEEK, "num_nextn_predict_layers": 0}),
+    "llama": ("Llama", DENSE),
+    "mistral": ("Mistral", {**DENSE, "sliding_window": None}),
+    "qwen2": ("Qwen2", DENSE),
+    "qwen3": ("Qwen3", {**DENSE, "head_dim": 16}),
+}  # fmt: skip
+"""Family → how transformers' classes begin, and its configuration."""
 
 
 def bert2bert(**changes: Any) -> Any:
@@ -61,169 +90,25 @@ def bert2bert(**changes: Any) -> Any:
     return transformers.EncoderDecoderModel(config=config)
 
 
-def mixtral(**changes: Any) -> Any:
-    numbers = {"intermediate_size": 24, "num_local_experts": 4}
-    return transformers.MixtralForCausalLM(transformers.MixtralConfig(**{**ROPE, **numbers, **changes}))
+def _builder(model: str, config: str, numbers: dict[str, Any]) -> Callable[..., Any]:
+    return lambda **changes: getattr(transformers, model)(getattr(transformers, config)(**{**numbers, **changes}))
 
 
-def qwen3_moe(**changes: Any) -> Any:
-    numbers = {
-        "intermediate_size": 48,
-        "moe_intermediate_size": 24,
-        "num_experts": 6,
-        "num_experts_per_tok": 3,
-        "head_dim": 16,
-        "num_hidden_layers": 5,
-        "mlp_only_layers": [0, 2, 4],
-    }
-    return transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**{**ROPE, **numbers, **changes}))
-
-
-def olmoe(**changes: Any) -> Any:
-    numbers = {"intermediate_size": 24, "num_experts": 5, "num_experts_per_tok": 2, "eos_token_id": 2}
-    return transformers.OlmoeForCausalLM(transformers.OlmoeConfig(**{**ROPE, **numbers, **changes}))
-
-
-def qwen2_moe(**changes: Any) -> Any:
-    numbers = {
-        "intermediate_size": 48,
-        "moe_intermediate_size": 24,
-        "shared_expert_intermediate_size": 40,
-        "num_experts": 6,
-        "num_experts_per_tok": 3,
-        "mlp_only_layers": [1],
-    }
-    return transformers.Qwen2MoeForCausalLM(transformers.Qwen2MoeConfig(**{**ROPE, **numbers, **changes}))
-
-
-def granitemoe(**changes: Any) -> Any:
-    numbers = {
-        "intermediate_size": 24,
-        "num_local_experts": 5,
-        "embedding_multiplier": 3.0,
-        "attention_multiplier": 0.2,
-        "residual_multiplier": 0.6,
-        "logits_scaling": 4.0,
-    }
-    return transformers.GraniteMoeForCausalLM(transformers.GraniteMoeConfig(**{**ROPE, **numbers, **changes}))
-
-
-def phimoe(**changes: Any) -> Any:
-    numbers = {"intermediate_size": 24, "num_local_experts": 5, "attention_bias": True, "lm_head_bias": True}
-    return transformers.PhimoeForCausalLM(transformers.PhimoeConfig(**{**ROPE, **numbers, **changes}))
-
-
-def glm4_moe(**changes: Any) -> Any:
-    numbers = {
-        "intermediate_size": 48,
-        "moe_intermediate_size": 24,
-        "n_routed_experts": 6,
-        "num_experts_per_tok": 3,
-        "n_group": 3,
-        "topk_group": 2,
-        "routed_scaling_factor": 1.7,
-        "head_dim": 16,
-        "num_nextn_predict_layers": 0,
-    }
-    return transformers.Glm4MoeForCausalLM(transformers.Glm4MoeConfig(**{**ROPE, **numbers, **changes}))
-
-
-def gpt_oss(**changes: Any) -> Any:
-    numbers = {
-        "intermediate_size": 32,
-        "num_local_experts": 5,
-        "num_experts_per_tok": 2,
-        "head_dim": 16,
-        "sliding_window": 5,
-        "swiglu_limit": 0.7,
-        "rope_parameters": {**POSITIONS, "rope_theta": 50.0, "original_max_position_embeddings": 32},
-    }
-    return transformers.GptOssForCausalLM(transformers.GptOssConfig(**{**ROPE, **numbers, **changes}))
-
-
-DEEPSEEK: dict[str, Any] = {
-    **ROPE,
-    "num_key_value_heads": 4,
-    "intermediate_size": 48,
-    "moe_intermediate_size": 24,
-    "n_routed_experts": 6,
-    "num_experts_per_tok": 3,
-    "n_group": 3,
-    "topk_group": 2,
-    "first_k_dense_replace": 1,
-    "q_lora_rank": 20,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 6,
-    "v_head_dim": 10,
-}
-
-
-def deepseek_v2(**changes: Any) -> Any:
-    numbers = {**DEEPSEEK, "topk_method": "group_limited_greedy", "routed_scaling_factor": 1.7, **changes}
-    return transformers.DeepseekV2ForCausalLM(transformers.DeepseekV2Config(**numbers))
-
-
-def deepseek_v3(**changes: Any) -> Any:
-    numbers = {**DEEPSEEK, "num_nextn_predict_layers": 0, **changes}
-    return transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**numbers))
-
-
-def llama(**changes: Any) -> Any:
-    return _dense(transformers.LlamaForCausalLM, transformers.LlamaConfig, changes)
-
-
-def mistral(**changes: Any) -> Any:
-    return _dense(transformers.MistralForCausalLM, transformers.MistralConfig, {"sliding_window": None, **changes})
-
-
-def qwen2(**changes: Any) -> Any:
-    return _dense(transformers.Qwen2ForCausalLM, transformers.Qwen2Config, changes)
-
-
-def qwen3(**changes: Any) -> Any:
-    return _dense(transformers.Qwen3ForCausalLM, transformers.Qwen3Config, {"head_dim": 16, **changes})
-
-
-def _dense(model: Any, config: Any, changes: dict[str, Any]) -> Any:
-    ids = {"bos_token_id": 1, "eos_token_id": 2}
-    return model(config(**{**ROPE, "intermediate_size": 50, **ids, **changes}))
-
-
+DISTILBERT = {
+    "vocab_size": 99, "dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 50, "max_position_embeddings": 40
+}  # fmt: skip
 BUILDERS: dict[str, Callable[..., Any]] = {
-    "bert": bert,
-    "roberta": roberta,
-    "distilbert": distilbert,
-    "gpt2": gpt2,
+    "bert": _builder("BertModel", "BertConfig", BERT),
+    "roberta": _builder("RobertaModel", "RobertaConfig", {**BERT, "pad_token_id": 3}),
+    "distilbert": _builder("DistilBertModel", "DistilBertConfig", DISTILBERT),
     "bert2bert": bert2bert,
-    "mixtral": mixtral,
-    "qwen3_moe": qwen3_moe,
-    "olmoe": olmoe,
-    "qwen2_moe": qwen2_moe,
-    "granitemoe": granitemoe,
-    "phimoe": phimoe,
-    "glm4_moe": glm4_moe,
-    "gpt_oss": gpt_oss,
-    "deepseek_v2": deepseek_v2,
-    "deepseek_v3": deepseek_v3,
-    "llama": llama,
-    "mistral": mistral,
-    "qwen2": qwen2,
-    "qwen3": qwen3,
+    **{
+        family: _builder(f"{name}LMHeadModel" if family == "gpt2" else f"{name}ForCausalLM", f"{name}Config", numbers)
+        for family, (name, numbers) in CAUSAL.items()
+    },
 }
 ENCODERS = ("bert", "roberta", "distilbert")
-NATIVE = (
-    "mixtral",
-    "qwen2_moe",
-    "qwen3_moe",
-    "olmoe",
-    "granitemoe",
-    "phimoe",
-    "glm4_moe",
-    "gpt_oss",
-    "deepseek_v2",
-    "deepseek_v3",
-)
+NATIVE = tuple(family for family in CAUSAL if family not in ("gpt2", "llama", "mistral", "qwen2", "qwen3"))
 
 
 def build(family: str, seed: int = 0, **changes: Any) -> Any:
