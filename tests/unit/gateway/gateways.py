@@ -18,7 +18,8 @@ from gateway.app import Gateway
 from gateway.contract import DEFAULT_NAMESPACE, ConflictError, FunctionSpec
 from gateway.serving import build_server, listen
 from gateway.settings import Credentials, GatewaySettings, ensure_credentials
-from tests.doubles.fake_backend import FakeBackend, FakeReplica, Program
+from tests.doubles.fake_backend import FakeBackend
+from tests.doubles.fake_replica import FakeReplica, Program
 from tests.unit.gateway.client import WAIT_S, Reply, ask
 
 TIMEOUT_S = 20.0

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.asynchronous import AsyncQueue
 from gateway.contract import Replica
-from tests.doubles.fake_backend import FakeConnection, FakeReplica, FakeRequest, reply
+from tests.doubles.fake_replica import FakeConnection, FakeReplica, FakeRequest, reply
 from tests.unit.gateway.client import connect, request
 from tests.unit.gateway.gateways import Running, Starter
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gateway.callbacks import AT_ONCE_PER_TARGET, Callback, Callbacks, CallbackTargets
 from gateway.contract import Replica
 from gateway.main import main
-from tests.doubles.fake_backend import FakeConnection, FakeReplica, FakeRequest
+from tests.doubles.fake_replica import FakeConnection, FakeReplica, FakeRequest
 from tests.unit.gateway.gateways import Running, Starter
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.doubles.fake_backend import FakeBackend, FakeConnection, FakeRequest, reply
+from tests.doubles.fake_backend import FakeBackend
+from tests.doubles.fake_replica import FakeConnection, FakeRequest, reply
 from tests.unit.gateway.client import connect, parse
 from tests.unit.gateway.gateways import Running, Starter
 

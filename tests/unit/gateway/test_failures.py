@@ -10,7 +10,8 @@ import pytest
 
 from gateway.contract import BackendError
 from gateway.upstream import IDLE_S
-from tests.doubles.fake_backend import FakeBackend, FakeConnection, FakeRequest, Program, reply
+from tests.doubles.fake_backend import FakeBackend
+from tests.doubles.fake_replica import FakeConnection, FakeRequest, Program, reply
 from tests.unit.gateway.client import connect, parse, request, send_raw
 from tests.unit.gateway.gateways import Running, Starter
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.doubles.fake_backend import FakeConnection, FakeRequest, reply
+from tests.doubles.fake_replica import FakeConnection, FakeRequest, reply
 from tests.unit.gateway.client import connect, parse, request, send_raw
 from tests.unit.gateway.gateways import Running, Starter
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.doubles.fake_backend import FakeConnection, FakeRequest, reply
+from tests.doubles.fake_replica import FakeConnection, FakeRequest, reply
 from tests.unit.gateway.client import ask, connect, request
 from tests.unit.gateway.gateways import Running, Starter
 

@@ -18,7 +18,8 @@ import pytest
 
 from gateway.contract import FunctionState
 from gateway.views import TYPES, Views
-from tests.doubles.fake_backend import FakeBackend, FakeConnection, FakeRequest, reply
+from tests.doubles.fake_backend import FakeBackend
+from tests.doubles.fake_replica import FakeConnection, FakeRequest, reply
 from tests.unit.autoscaler.servers import serve
 from tests.unit.gateway.browser import CHROMIUM, browser
 from tests.unit.gateway.gateways import Running, Starter

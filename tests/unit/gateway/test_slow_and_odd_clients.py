@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.guard import RequestBounds, guarded
-from tests.doubles.fake_backend import FakeConnection, FakeRequest, reply
+from tests.doubles.fake_replica import FakeConnection, FakeRequest, reply
 from tests.parameters import examples
 from tests.unit.gateway.client import WAIT_S, connect, parse, request, send_raw
 from tests.unit.gateway.gateways import TIMEOUT_S, Running, Served, Starter

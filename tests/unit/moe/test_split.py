@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from moe.commands import split as split_command
 from moe.errors import CheckpointError
 from moe.manifest import load
 from moe.preset import PRESETS, byte_tokenizer, preset_source, preset_tokenizer
@@ -23,6 +21,7 @@ from moe.split import split
 from tests.parameters import some_fast
 from tests.unit.moe import tiny
 from tests.unit.moe.conftest import Case
+from tests.unit.moe.stored import change_config, rewrite, split_by_command
 
 
 def digest(folder: Path) -> dict[str, str]:
@@ -39,12 +38,6 @@ def test_encoders_under_a_models_head_and_other_names_give_the_same_pipeline(tmp
     change_config(checkpoint, model_type="xlm-roberta", architectures=["XLMRobertaForMaskedLM"])
     split(checkpoint, tmp_path / "b", "tiny", 2, 2)
     assert digest(tmp_path / "a") == digest(tmp_path / "b")
-
-
-def rewrite(checkpoint: Path, change: Any) -> None:
-    path = checkpoint / "model.safetensors"
-    tensors = change(load_file(path))
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
 
 
 @pytest.mark.parametrize("family", ["bert", "olmoe"])
@@ -181,19 +174,6 @@ def test_progress_counts_every_node(tmp_path: Path) -> None:
     assert {total for *_, total in seen} == {len(manifest.nodes)}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        pytest.param({"experts": 2, "top_k": 3}, "1 ≤ top_k ≤ experts", id="top-k"),
-        pytest.param({"experts": 51, "top_k": 51}, "50 neurons cannot be 51", id="too-many"),
-    ],
-)
-def test_impossible_numbers_are_refused(arguments: dict[str, int], said: str, tmp_path: Path) -> None:
-    checkpoint = tiny.store(tiny.build("bert"), tmp_path / "c")
-    with pytest.raises(CheckpointError, match=said):
-        split(checkpoint, tmp_path / "p", "tiny", **arguments)
-
-
 def test_native_mixtures_keep_their_top_k(tmp_path: Path) -> None:
     checkpoint = tiny.store(tiny.build("mixtral"), tmp_path / "c")
     with pytest.raises(CheckpointError, match="trained with top-k 2"):
@@ -231,105 +211,6 @@ def test_bytes_become_gpt2_tokens_and_text_again() -> None:
     assert tokenizer.encode("<|endoftext|>").ids == [50256]
 
 
-def change_config(checkpoint: Path, **changes: Any) -> None:
-    path = checkpoint / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
-@pytest.mark.parametrize(
-    ("family", "changes", "said"),
-    [
-        pytest.param("bert", {"model_type": "t5"}, "supported are bert, roberta", id="model-type"),
-        pytest.param(
-            "bert",
-            {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]},
-            "'T5ForConditionalGeneration', model_type 't5' is not supported; supported are bert",
-            id="architecture",
-        ),
-        pytest.param("llama", {"architectures": ["LlamaForTokenClassification"]}, "no language model", id="other-head"),
-        pytest.param("bert", {"hidden_act": "tanh"}, "'hidden_act'", id="activation"),
-        pytest.param("bert", {"position_embedding_type": "relative_key"}, "'position_embedding_type'", id="positions"),
-        pytest.param("bert", {"is_decoder": True}, "'is_decoder'", id="bert-decoder"),
-        pytest.param("bert", {"hidden_size": "big"}, "'hidden_size'", id="type"),
-        pytest.param("bert", {"hidden_size": 64}, "has shape", id="lying-size"),
-        pytest.param("bert", {"num_attention_heads": 5}, "multiple", id="heads"),
-        pytest.param("roberta", {"pad_token_id": 39}, "below max_position", id="roberta-padding"),
-        pytest.param("distilbert", {"n_heads": 5}, "multiple", id="distilbert-heads"),
-        pytest.param("bert", {"new_trick": 3}, "'new_trick'", id="unknown-key"),
-        pytest.param("gpt2", {"add_cross_attention": True}, "'add_cross_attention'", id="gpt2-cross"),
-        pytest.param("gpt2", {"layer_norm_epsilon": -1}, "'layer_norm_epsilon'", id="eps"),
-        pytest.param("bert2bert", {"tie_encoder_decoder": True}, "'tie_encoder_decoder'", id="tied-stacks"),
-        pytest.param(
-            "mixtral",
-            {"rope_parameters": {"rope_type": "proportional", "factor": 4.0, "rope_theta": 1e6}},
-            "'rope_type'",
-            id="rope-type",
-        ),
-        pytest.param("mixtral", {"rope_scaling": {"type": "ntk", "factor": 2.0}}, "'rope_type'", id="rope-scaling"),
-        pytest.param("mixtral", {"partial_rotary_factor": 0.5}, "'partial_rotary_factor'", id="partial-rotary"),
-        pytest.param("mixtral", {"num_experts_per_tok": 9}, "larger than", id="top-k"),
-        pytest.param("mixtral", {"vocab_size": 98}, "has shape", id="vocab"),
-        pytest.param("qwen3_moe", {"mlp_only_layers": [0, 1, 2, 3, 4]}, "no layer has experts", id="all-dense"),
-        pytest.param("olmoe", {"clip_qkv": "much"}, "'clip_qkv'", id="clip"),
-        pytest.param("olmoe", {"num_key_value_heads": 3}, "kv heads", id="kv-heads"),
-        pytest.param("olmoe", {"num_experts_per_tok": None}, "'num_experts_per_tok'", id="no-top-k"),
-        pytest.param("qwen2_moe", {"shared_expert_intermediate_size": 41}, "has shape", id="shared-size"),
-        pytest.param("llama", {"mlp_bias": True}, "'mlp_bias'", id="llama-mlp-bias"),
-        pytest.param("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 8.0}}, "'rope_type'", id="dynamic"),
-        pytest.param("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "'low_freq", id="llama3-half"),
-        pytest.param("llama", {"rope_scaling": {"rope_type": "linear"}}, "'factor'", id="linear-half"),
-        pytest.param("phimoe", {"num_experts_per_tok": 3}, "'num_experts_per_tok'", id="phimoe-top-k"),
-        pytest.param(
-            "phimoe",
-            {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 3, "long_factor": [1.0] * 4}},
-            "must be 4 numbers",
-            id="longrope-length",
-        ),
-        pytest.param("glm4_moe", {"first_k_dense_replace": 3}, "no layer has experts", id="glm-all-dense"),
-        pytest.param("glm4_moe", {"topk_group": 1}, "cannot be chosen from 1 of 3", id="glm-few-groups"),
-        pytest.param("llama", {"quantization_config": {"quant_method": "fp8"}}, r"quantised \(fp8\)", id="fp8"),
-        pytest.param("gpt_oss", {"experts_per_token": 4}, "'experts_per_token'", id="oss-two-top-ks"),
-        pytest.param("deepseek_v2", {"norm_topk_prob": True}, "'norm_topk_prob'", id="deepseek-v2-normalised"),
-        pytest.param("deepseek_v3", {"scoring_func": "softmax"}, "'scoring_func'", id="deepseek-v3-softmax"),
-        pytest.param("deepseek_v3", {"kv_lora_rank": 15}, "has shape", id="deepseek-latent"),
-        pytest.param("mistral", {"num_key_value_heads": 4}, "has shape", id="mistral-heads"),
-        pytest.param(
-            "qwen2",
-            {"use_sliding_window": True, "sliding_window": 3, "layer_types": ["full_attention", "sliding_attention"]},
-            "'layer_types' must name",
-            id="too-few-layer-types",
-        ),
-    ],
-)
-def test_what_cannot_be_honoured_is_refused(family: str, changes: dict[str, Any], said: str, tmp_path: Path) -> None:
-    checkpoint = tiny.store(tiny.build(family), tmp_path / "c")
-    change_config(checkpoint, **changes)
-    with pytest.raises(CheckpointError, match=said) as caught:
-        split(checkpoint, tmp_path / "p", "tiny", 2, None if family in tiny.NATIVE else 2)
-    assert str(caught.value).endswith(".")
-
-
-def test_untied_head_must_be_in_the_checkpoint(tmp_path: Path) -> None:
-    checkpoint = tiny.store(tiny.build("olmoe"), tmp_path / "c")
-    rewrite(checkpoint, lambda tensors: {n: t for n, t in tensors.items() if n != "lm_head.weight"})
-    with pytest.raises(CheckpointError, match=r"lm_head\.weight is missing"):
-        split(checkpoint, tmp_path / "p", "tiny")
-
-
-def test_folders_without_safetensors_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"neither model\.safetensors"):
-        split(tmp_path, tmp_path / "p", "tiny")
-
-
-def test_an_index_may_not_lead_out_of_its_folder(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../secret.safetensors"}}')
-    with pytest.raises(CheckpointError, match="not a file of this folder"):
-        split(tmp_path, tmp_path / "p", "tiny")
-
-
 def test_bytes_per_token_are_those_of_the_tensors_that_travel(case: Case) -> None:
     """In texts of one token, as many bytes go in and out of each call as the manifest states; lengths do not count, nor
     does an embedding, of which a text has one."""
@@ -350,18 +231,6 @@ def test_bytes_per_token_are_those_of_the_tensors_that_travel(case: Case) -> Non
     assert {node.layer for node in nodes if node.kind == "expert"} == set(range(model.manifest.layers))
     stated = {node.id: (node.bytes_in_per_token, node.bytes_out_per_token) for node in nodes}
     assert travelled == stated
-
-
-def split_by_command(checkpoint: Path, out: Path, *more: str) -> Any:
-    return CliRunner().invoke(split_command, [str(checkpoint), "--out", str(out), *more])
-
-
-def test_other_numbers_of_experts_than_a_mixture_has_are_refused(tmp_path: Path) -> None:
-    checkpoint = tiny.store(tiny.build("mixtral"), tmp_path / "c")
-    refused = split_by_command(checkpoint, tmp_path / "p", "--experts", "7")
-    assert refused.exit_code == 1
-    assert "experts a layer, not 7" in refused.output
-    assert not (tmp_path / "p").exists()
 
 
 def test_a_head_that_is_left_out_and_a_missing_tokenizer_are_noted(tmp_path: Path) -> None:
@@ -400,27 +269,3 @@ def test_longrope_notes_the_length_that_it_takes(tmp_path: Path) -> None:
     noted = split_by_command(checkpoint, tmp_path / "p", "--top-k", "4")
     assert "note: texts of at most 32 tokens, not 64" in noted.output
     assert load(tmp_path / "p").architecture["max_positions"] == 32
-
-
-@pytest.mark.parametrize("options", [("--method", "full"), ("--adapter", "a.safetensors")])
-def test_what_is_for_dense_models_is_refused_for_mixtures(options: tuple[str, str], tmp_path: Path) -> None:
-    (tmp_path / "a.safetensors").write_bytes(b"")
-    checkpoint = tiny.store(tiny.build("mixtral"), tmp_path / "c")
-    value = str(tmp_path / options[1]) if options[0] == "--adapter" else options[1]
-    refused = split_by_command(checkpoint, tmp_path / "p", options[0], value)
-    assert refused.exit_code == 1
-    assert "a mixture keeps its experts" in refused.output
-
-
-def test_steps_of_sentence_models_that_are_not_computed_are_refused(tmp_path: Path) -> None:
-    checkpoint = tiny.store(tiny.build("bert"), tmp_path / "c")
-    steps = [{"type": f"sentence_transformers.models.{name}"} for name in ("Transformer", "Pooling", "Dense")]
-    (checkpoint / "modules.json").write_text(json.dumps(steps))
-    with pytest.raises(CheckpointError, match="module 'Dense' is not supported"):
-        split(checkpoint, tmp_path / "p", "tiny", 2, 2)
-
-
-def test_a_models_name_on_the_hub_is_no_folder(tmp_path: Path) -> None:
-    refused = split_by_command(Path("some-org/some-model"), tmp_path / "p")
-    assert refused.exit_code == 1
-    assert "is no folder here; download it first: hf download some-org/some-model --local-dir" in refused.output
