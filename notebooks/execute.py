@@ -1,8 +1,8 @@
 """Run the notebooks headless: ``python -m notebooks.execute`` writes their outputs, ``--check`` compares them.
 
-Each runs in a kernel of its own. What hangs on the machine is left out of what is stored (times, versions), so running
-again changes nothing. A check compares text exactly and pictures by their pixels, as libraries of other machines may
-round a pixel otherwise.
+They share a kernel that forgets everything between two of them, as starting one takes longer than most notebooks. What
+hangs on the machine is left out of what is stored (times, versions), so running again changes nothing. A check compares
+text exactly and pictures by their pixels, as libraries of other machines may round a pixel otherwise.
 """
 
 from __future__ import annotations
@@ -35,19 +35,33 @@ METADATA = {
     "language_info": {"name": "python"},
 }
 PNG = "image/png"
+FORGET = """
+import sys
+import matplotlib.pyplot
+matplotlib.pyplot.close("all")
+matplotlib.rcdefaults()
+for module in ("drawing", "stored"):
+    sys.modules.pop(module, None)
+get_ipython().reset(new_session=True)
+"""
+"""What the kernel executes before a notebook: nothing is left of the last one, and cells count from 1."""
 
 
-def run(path: Path) -> Any:
-    """The notebook with the outputs of a fresh run. Raises nbclient's CellExecutionError."""
+def run(path: Path, manager: KernelManager) -> Any:
+    """The notebook with the outputs of a fresh run on :func:`kernel`. Raises nbclient's CellExecutionError."""
     notebook = nbformat.read(path, as_version=4)
     notebook.metadata = nbformat.from_dict(METADATA)
     for cell in notebook.cells:
         cell.metadata = nbformat.from_dict({})
-    with _kernel() as manager:
-        client = NotebookClient(
-            notebook, km=manager, timeout=LIMIT_S, record_timing=False, resources={"metadata": {"path": str(HERE)}}
-        )
-        client.execute(cleanup_kc=True)
+    notebook.cells.insert(0, nbformat.v4.new_code_cell(FORGET))
+    client = NotebookClient(
+        notebook, km=manager, timeout=LIMIT_S, record_timing=False, resources={"metadata": {"path": str(HERE)}}
+    )
+    try:
+        client.execute(cleanup_kc=False)
+    finally:
+        client.kc.stop_channels()
+    notebook.cells.pop(0)
     notebook.metadata = nbformat.from_dict(METADATA)
     return notebook
 
@@ -68,8 +82,8 @@ def differences(stored: Any, fresh: Any) -> list[str]:
 
 
 @contextmanager
-def _kernel() -> Iterator[KernelManager]:
-    """A kernel's manager: sockets in a folder of its own instead of the network, nobody's settings."""
+def kernel() -> Iterator[KernelManager]:
+    """A kernel for :func:`run`: sockets in a folder of its own instead of the network, nobody's settings."""
     with tempfile.TemporaryDirectory(prefix="nb") as folder:
         connection = Path(folder) / "k"
         manager = KernelManager(
@@ -81,6 +95,8 @@ def _kernel() -> Iterator[KernelManager]:
         try:
             yield manager
         finally:
+            if manager.has_kernel:
+                manager.shutdown_kernel(now=True)
             for name, value in before.items():
                 os.environ.pop(name) if value is None else os.environ.update({name: value})
 
@@ -110,13 +126,14 @@ def _same_picture(one: str, other: str) -> bool:
 def main(names: Sequence[str], check: bool) -> None:
     """Run NAMES (figure-07 …), or all notebooks of this folder."""
     stale = False
-    for path in [HERE / f"{name}.ipynb" for name in names] or sorted(HERE.glob("*.ipynb")):
-        stored, fresh = nbformat.read(path, as_version=4), run(path)
-        changes = differences(stored, fresh)
-        stale |= bool(changes)
-        click.echo(f"{path.name}: {', '.join(changes) or 'as stored'}")
-        if not check:
-            nbformat.write(fresh, path)
+    with kernel() as manager:
+        for path in [HERE / f"{name}.ipynb" for name in names] or sorted(HERE.glob("*.ipynb")):
+            stored, fresh = nbformat.read(path, as_version=4), run(path, manager)
+            changes = differences(stored, fresh)
+            stale |= bool(changes)
+            click.echo(f"{path.name}: {', '.join(changes) or 'as stored'}")
+            if not check:
+                nbformat.write(fresh, path)
     sys.exit(1 if check and stale else 0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ settings.load_profile("untimed")  # a busy machine is no failure
 sys.dont_write_bytecode = False  # otherwise every worker and every process of a test compiles the tree again
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 MOST_WORKERS = 4
+ALL_SLOW = re.compile(r"^pytestmark = (\[\s*)?pytest\.mark\.slow\b", re.MULTILINE)
 FIRST = (
     "integration/test_end_to_end.py",
     "unit/evaluation/bound/test_bounds.py",
@@ -44,9 +46,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Slow files of Schemathesis make their requests when they are collected, which takes seconds in every worker."""
-    slow_left_out = "not slow" in config.option.markexpr
-    return True if slow_left_out and collection_path.name == "test_openapi_conformance.py" else None
+    """Files whose tests are all slow are not imported where slow tests are left out: what they need (OpenAI's client,
+    Schemathesis, which makes its requests when it is imported) takes seconds in every worker."""
+    if "not slow" not in config.option.markexpr or collection_path.suffix != ".py":
+        return None
+    return True if ALL_SLOW.search(collection_path.read_text()) else None
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

@@ -5,18 +5,26 @@ from __future__ import annotations
 import base64
 import io
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import numpy as np
 import pytest
+from jupyter_client.manager import KernelManager
 from matplotlib.image import imsave
 
-from notebooks.execute import HERE, differences, run
+from notebooks.execute import HERE, differences, kernel, run
 
 FIGURES = [f"figure-{number:02d}" for number in range(2, 12)]
 MOST_BYTES = 600_000
+
+
+@pytest.fixture(scope="module")
+def manager() -> Iterator[KernelManager]:
+    with kernel() as started:
+        yield started
 
 
 def stored(name: str) -> Any:
@@ -65,8 +73,8 @@ def test_a_notebook_says_which_command_made_what_it_shows(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FIGURES)
-def test_a_fresh_run_shows_what_is_stored(name: str) -> None:
-    assert differences(stored(name), run(HERE / f"{name}.ipynb")) == [], "run `make notebooks` and look at the figure"
+def test_a_fresh_run_shows_what_is_stored(name: str, manager: KernelManager) -> None:
+    assert differences(stored(name), run(HERE / f"{name}.ipynb", manager)) == [], "run `make notebooks` and look at the figure"
 
 
 def test_a_changed_number_is_a_difference() -> None:
