@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from tests.doubles.generation import generate
 from tests.unit.moe import tiny
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
-READERS, TOKENS = 16, 60
+READERS, TOKENS = 16, 40
 DEADLINE_S = 240.0
 REST = {"down_stabilisation_s": 0.0, "period_s": 1.0, "down_pods": 8}
 """HPA that takes replicas away at once."""
@@ -77,13 +78,18 @@ class Readers:
             number += 1
 
 
+@cache
+def texts_of(directory: Path) -> dict[str, str]:
+    """Six prompts, and what the whole model writes."""
+    model = WholeModel(directory)
+    prompts = [f"text {number}" for number in range(6)]
+    return {prompt: generate(model, [prompt], TOKENS)[0].text for prompt in prompts}
+
+
 @contextmanager
 def reading(running: RunningPipeline) -> Iterator[Readers]:
-    model = WholeModel(running.directory)
-    prompts = [f"text {number}" for number in range(6)]
-    wanted = {prompt: generate(model, [prompt], TOKENS)[0].text for prompt in prompts}
     client = openai.OpenAI(base_url=f"{running.client.url}/v1", api_key="none", max_retries=0, timeout=300)
-    readers = Readers(client, wanted)
+    readers = Readers(client, texts_of(running.directory))
     threads = [threading.Thread(target=readers.go, args=(number,)) for number in range(READERS)]
     for thread in threads:
         thread.start()

@@ -74,7 +74,9 @@ def test_a_notebook_says_which_command_made_what_it_shows(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_fresh_run_shows_what_is_stored(name: str, manager: KernelManager) -> None:
-    assert differences(stored(name), run(HERE / f"{name}.ipynb", manager)) == [], "run `make notebooks` and look at the figure"
+    assert differences(stored(name), run(HERE / f"{name}.ipynb", manager)) == [], (
+        "run `make notebooks` and look at the figure"
+    )
 
 
 def test_a_changed_number_is_a_difference() -> None:

@@ -21,6 +21,8 @@ from moe.split import split
 from smoe.commands import service
 from smoe.deployment import function_deployments
 
+pytestmark = pytest.mark.slow
+
 WIDTH = 64
 """Pipelines of seeded weights: names, numbers of functions and shapes of the manifests are those of the full width."""
 INSTALLED = {
@@ -57,7 +59,6 @@ def stacked(pipeline: tuple[Path, Manifest], monkeypatch: pytest.MonkeyPatch, *a
     return done.output
 
 
-@pytest.mark.slow
 def test_manifests_for_kubectl_are_as_kubernetes_schemas_say(
     pipeline: tuple[Path, Manifest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,7 +84,6 @@ def test_manifests_for_kubectl_are_as_kubernetes_schemas_say(
         }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("limit", [0, 15])
 def test_stack_files_for_faas_cli_hold_what_it_reads_and_deploy_the_same(
     pipeline: tuple[Path, Manifest], monkeypatch: pytest.MonkeyPatch, limit: int

@@ -19,6 +19,8 @@ from benchmarks.harness.local_pipeline import LocalPipeline
 from moe.reference import WholeModel
 from tests.doubles.generation import generate
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = ["Only the chosen experts", "see", "A sum does not mind its order", "abc" * 8]
 
 
@@ -44,7 +46,6 @@ def until_ready(pipeline: LocalPipeline) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["arrow", "minimal-load", "round-robin"])
 def test_texts_that_move_write_what_the_whole_model_writes(
     rule: str, pipeline_of: Callable[[str], Path], tmp_path: Path
@@ -63,7 +64,6 @@ def test_texts_that_move_write_what_the_whole_model_writes(
     assert len(list(tmp_path.glob("tiny-*.json"))) == 3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["arrow", "deadline"])
 def test_a_dead_source_means_prefill_again_and_no_lost_request(rule: str, pipeline_of: Callable[[str], Path]) -> None:
     decoder = pipeline_of("mixtral")
@@ -76,7 +76,6 @@ def test_a_dead_source_means_prefill_again_and_no_lost_request(rule: str, pipeli
         assert [one.result(timeout=100) for one in running] == [one.text for one in wanted] * 4
 
 
-@pytest.mark.slow
 def test_instances_without_roles_write_what_the_whole_model_writes_whatever_is_late(
     pipeline_of: Callable[[str], Path],
 ) -> None:

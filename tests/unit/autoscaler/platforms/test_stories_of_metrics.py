@@ -23,6 +23,8 @@ from tests.unit.autoscaler.builders import topology
 from tests.unit.autoscaler.platforms.test_stories import FUNCTIONS, NODES, TICK_S, Story
 from tests.unit.autoscaler.servers import Reply, serve
 
+pytestmark = pytest.mark.slow
+
 pytestmark = pytest.mark.timeout(600)
 BUSY = 8.4
 """Calls in flight at each expert: three replicas of four slots at 70 %."""
@@ -127,7 +129,6 @@ def valued(text: str) -> Callable[[list[Row]], list[Row]]:
     return lambda rows: [{**row, "value": [row["value"][0], text]} for row in rows]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "lie",
     [
@@ -154,7 +155,6 @@ def test_while_prometheus_has_nothing_true_to_say_the_scale_is_held(
     assert story.seen[-1] == (1, 1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "lie",
     [
@@ -179,7 +179,6 @@ def test_a_lie_that_cannot_be_seen_stays_within_the_bounds_and_is_forgotten(
         assert sum(one * other < 0 for one, other in itertools.pairwise(turns)) <= 2
 
 
-@pytest.mark.slow
 def test_a_prometheus_whose_clock_is_behind_is_old_and_one_ahead_is_believed(
     reported: tuple[Prometheus, Story],
 ) -> None:
@@ -254,7 +253,6 @@ def simulate(found: Scraped, story: Story, ticks: int) -> None:
         found.pass_tick()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("job", ["gateway", "ingress"])
 @pytest.mark.parametrize("ticks", [0, 2, 12], ids=["at once", "after 10 s", "after a minute"])
 def test_what_starts_again_with_its_counters_at_zero_moves_no_replica(

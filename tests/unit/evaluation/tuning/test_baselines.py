@@ -11,8 +11,9 @@ from click.testing import CliRunner
 
 from benchmarks.baselines import main
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_baselines_are_tuned_compared_and_published(tmp_path: Path) -> None:
     options = {
         "--workloads": "bert-4", "--patterns": "normal", "--policies": "serverlessmoe,kpa", "--sweep-on": "bert-4",

@@ -14,6 +14,7 @@ from functions.scheduling.cluster import Instance, Role, Scheduler
 from functions.scheduling.peers import Colocated, MinimalLoad, RoundRobin
 from functions.scheduling.predictor import DecodeModel, PrefillModel, Profile
 from functions.scheduling.settings import ArrowSettings, SchedulingError, Targets
+from tests.parameters import examples
 
 # A prompt of n tokens takes n ms; 1000 tokens at once keep TPOT.
 PROFILE = Profile(PrefillModel(0.0, 1e-3, 0.0), DecodeModel(0.0, 1e-4))
@@ -212,7 +213,7 @@ RULES = (Arrow, MinimalLoad, RoundRobin, Colocated)
 
 @pytest.mark.parametrize("rule", RULES)
 @given(events=EVENTS)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_after_any_events_every_request_is_on_one_present_instance_and_sums_hold(rule, events) -> None:
     scheduler: Scheduler = rule(dict.fromkeys(range(4), PROFILE), TARGETS, 2)
     prefilling: dict[int, int] = {}

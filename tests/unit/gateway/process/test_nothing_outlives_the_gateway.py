@@ -16,6 +16,8 @@ from tests.unit.gateway.process.conftest import alive, eventually
 DEEP = """
 import os, subprocess, sys, time
 from pathlib import Path
+
+pytestmark = pytest.mark.slow
 near = subprocess.Popen(["sleep", "600"])
 far = subprocess.Popen(["sleep", "600"], start_new_session=True)
 part = Path(sys.argv[0]).with_name("deep.part")
@@ -40,7 +42,6 @@ async def started(state: Path) -> tuple[asyncio.subprocess.Process, dict[str, An
     return gateway, json.loads(line)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("killed", ["gateway", "gateway and parent", "gateway, parent and guardian"])
 @pytest.mark.usefixtures("enforced")
 async def test_everything_is_gone_after_sigkill_of(tmp_path: Path, killed: str) -> None:

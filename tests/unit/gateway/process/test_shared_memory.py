@@ -8,6 +8,8 @@ import pytest
 
 from tests.unit.gateway.process.conftest import NAMESPACE, Starter, ask_json, ready, spec, until
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 WEIGHTS = 64 * MIB
 
@@ -18,7 +20,6 @@ def proportional_bytes(pids: list[int]) -> int:
     return sum(int(line.split()[1]) * 1024 for lines in rollups for line in lines if line.startswith("Pss:"))
 
 
-@pytest.mark.slow
 async def test_eight_replicas_of_a_mapped_file_cost_little_more_than_one(running: Starter, tmp_path: Path) -> None:
     weights = tmp_path / "weights"
     weights.write_bytes(b"w" * WEIGHTS)

@@ -16,6 +16,7 @@ from rl.agent.critic import Critic
 from rl.agent.errors import NetworkError
 from rl.agent.settings import NetworkSettings
 from rl.agent.variants import ARMS, actor
+from tests.parameters import examples
 from tests.unit.rl.agent.conftest import make_batch, make_settings, make_space, random_actions
 
 UNEQUAL = (3, 1, 4)
@@ -165,7 +166,7 @@ def test_decisions_change_with_what_was_decided_before() -> None:
     temperature=st.sampled_from([0.0, 0.3, 1e9]),
     arm=st.sampled_from(["full", "no-concurrency", "full-joint", "ddpg-only"]),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_no_table_of_least_memories_is_ever_violated(least: list[int], temperature: float, arm: str) -> None:
     batch = make_batch(make_space((2, 1)), count=1)
     table = torch.tensor(least).view(1, 1, 3, 4).expand(1, 2, 3, 4)[:, :, :2].clone()

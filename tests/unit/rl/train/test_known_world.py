@@ -16,6 +16,8 @@ from rl.agent.ddpg.settings import LearnerSettings
 from rl.train.parallel_episodes import simulate_all
 from tests.unit.rl.train import world
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = {
     "slo_weight": 60.0,
     "actor_rate": 3e-3,
@@ -54,7 +56,6 @@ def learnt(learner: LearnerSettings, windows: int, seed: int = 0) -> PipelineDDP
     return agent
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_decisions_of_two_experts_keep_the_slo_at_near_the_least_cost() -> None:
     learner = LearnerSettings(random_share=(0.5, 0.1), exploration=0.8, **SETTINGS)  # type: ignore[arg-type]

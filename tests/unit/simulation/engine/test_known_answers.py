@@ -11,6 +11,7 @@ from simulation.engine import kernel
 from simulation.engine.requests import draw_requests
 from simulation.engine.simulation import Simulation
 from simulation.latency.contract import Noise
+from tests.parameters import examples
 from tests.unit.simulation.engine.builders import (
     Arithmetic,
     configuration,
@@ -84,7 +85,7 @@ def test_more_replicas_than_calls_never_queue() -> None:
     assert windows[0].latency_s == pytest.approx(np.full(400, 3 * 0.006), abs=1e-12)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(seed=st.integers(0, 10**6), rate=st.floats(5, 300), replicas=st.integers(1, 4), concurrency=st.integers(1, 8))
 def test_conservation_laws_hold_in_every_window(seed: int, rate: float, replicas: int, concurrency: int) -> None:
     """Little's law, tokens in = tokens routed, busy time within bounds, every request answered."""

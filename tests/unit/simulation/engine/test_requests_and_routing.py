@@ -14,10 +14,11 @@ from simulation.engine.errors import SimulationError
 from simulation.engine.requests import Requests, draw_requests
 from simulation.workloads.routing import RoutingStatistics, logged_routing, zipf_routing
 from simulation.workloads.workload import TokenLengths
+from tests.parameters import examples
 from tests.unit.simulation.engine.builders import poisson, workload
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(seed=st.integers(0, 2**62), experts=st.lists(st.integers(1, 8), min_size=1, max_size=4), top_k=st.integers(1, 3))
 def test_every_token_goes_to_top_k_distinct_experts_of_every_layer(seed: int, experts: list[int], top_k: int) -> None:
     small_workload = workload(experts, top_k=top_k, tokens=TokenLengths.lognormal(20, 1.0, 200))

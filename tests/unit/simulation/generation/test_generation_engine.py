@@ -13,6 +13,7 @@ from functions.scheduling.peers import Colocated, MinimalLoad, RoundRobin
 from functions.scheduling.settings import Targets
 from simulation.generation.engine import GenerationSimulation, Outcome, Request
 from simulation.generation.hardware import Hardware
+from tests.parameters import examples
 
 # An iteration takes 1 s and 10 ms a computed token; 100 tokens an iteration; a token moves in 1 ms.
 ROUND = Hardware(1.0, 0.01, 0.0, 0.0, 100, 10_000, 1, 1000.0)
@@ -95,7 +96,7 @@ def test_a_request_that_fits_nowhere_is_lost_and_the_others_are_not() -> None:
     work=st.lists(st.tuples(st.floats(0, 5), st.integers(1, 400), st.integers(1, 20)), min_size=1, max_size=25),
     instances=st.integers(2, 4),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_every_request_ends_and_all_room_is_given_back(rule, paced: bool, work, instances: int) -> None:
     requests = sorted((Request(*one) for one in work), key=lambda one: one.arrival_s)
     scheduler = rule(dict.fromkeys(range(instances), ROUND.profile(10)), TARGETS, 1)
