@@ -46,17 +46,16 @@ def code_sha256(*entry_points: str) -> str:
 def import_closure(entry_points: tuple[str, ...], root: Path) -> dict[str, Path]:
     """Module → file of ``entry_points`` and all that they import from the packages under ``root``, packages of a
     module included."""
-    closure: dict[str, Path] = {}
+    files: dict[str, Path | None] = {}
     pending = [package for module in entry_points for package in _with_packages(module)]
     while pending:
         module = pending.pop()
-        path = _file_of(module, root)
-        if path is None or module in closure:
+        if module in files:
             continue
-        closure[module] = path
-        for imported in _read(module, path).imports:
+        path = files[module] = _file_of(module, root)
+        for imported in () if path is None else _read(module, path).imports:
             pending += _with_packages(imported)
-    return closure
+    return {module: path for module, path in files.items() if path is not None}
 
 
 class _Module(NamedTuple):
@@ -67,17 +66,18 @@ class _Module(NamedTuple):
 @cache
 def _read(module: str, path: Path) -> _Module:
     """A module's code and imports; cached, since the closures of entry points overlap."""
-    source = path.read_text()
+    tree = ast.parse(path.read_text())
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    return _Module(hashlib.sha256(code_of(source).encode()).digest(), frozenset(_imports(source, package)))
+    imports = frozenset(_imports(tree, package))
+    return _Module(hashlib.sha256(code_of(tree).encode()).digest(), imports)
 
 
-def code_of(source: str) -> str:
-    """The syntax tree of ``source`` as text, without docstrings, comments and positions.
+def code_of(tree: ast.Module) -> str:
+    """The syntax tree as text, without docstrings, comments and positions.
 
     Any expression that is only a string counts as a docstring: it does nothing, and below an attribute it is one.
+    They are gone from ``tree`` then.
     """
-    tree = ast.parse(source)
     for node in ast.walk(tree):
         for field in ("body", "orelse", "finalbody"):
             statements = getattr(node, field, None)
@@ -94,9 +94,9 @@ def _is_text(statement: ast.AST) -> bool:
     )
 
 
-def _imports(source: str, package: str) -> Iterator[str]:
+def _imports(tree: ast.Module, package: str) -> Iterator[str]:
     """Names that may be modules: ``from a import b`` names ``a`` and ``a.b``."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

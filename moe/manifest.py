@@ -189,8 +189,22 @@ class Manifest:
 
 @cache
 def _validator() -> Any:
+    """Checks a document against the schema, whose references are resolved here, once, and not again at every node."""
     schema = json.loads(Path(__file__).with_name("manifest.schema.json").read_text(encoding="utf-8"))
-    return jsonschema.Draft202012Validator(schema)
+    definitions = {f"#/$defs/{name}": definition for name, definition in schema.pop("$defs").items()}
+
+    def resolved(part: Any) -> Any:
+        if isinstance(part, list):
+            return [resolved(item) for item in part]
+        if not isinstance(part, dict):
+            return part
+        rest = {key: resolved(value) for key, value in part.items() if key != "$ref"}
+        if "$ref" not in part:
+            return rest
+        definition = resolved(definitions[part["$ref"]])
+        return rest | {"allOf": [definition]} if rest else definition
+
+    return jsonschema.Draft202012Validator(resolved(schema))
 
 
 def load(directory: str | Path, verify: bool = True, *, trusted: bool = False) -> Manifest:
