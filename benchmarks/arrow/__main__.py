@@ -19,7 +19,7 @@ nothing is random. The last line is one JSON object.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from functions.scheduling.pacing import Pacing
 from functions.scheduling.peers import Colocated, MinimalLoad, RoundRobin
 from functions.scheduling.settings import ArrowSettings, Targets
 from simulation.generation.engine import GenerationSimulation, Outcome, Request
-from simulation.generation.hardware import Hardware
+from simulation.generation.hardware import Hardware, Times
 from traces import catalog, loading
 
 SERVEGEN = "servegen-large"
@@ -111,7 +111,7 @@ def outcome_at(
     requests: list[Request],
     factor: float,
     scheduler: Scheduler,
-    hardware: Hardware,
+    hardware: Times | Mapping[int, Times],
     pacing: Pacing | None = None,
     give_up: tuple[Targets, int] | None = None,
 ) -> Outcome:
@@ -120,7 +120,7 @@ def outcome_at(
 
 
 def greatest(
-    requests: list[Request], make: Maker, targets: Targets, hardware: Hardware, pacing: Pacing | None = None
+    requests: list[Request], make: Maker, targets: Targets, hardware: Times, pacing: Pacing | None = None
 ) -> tuple[float, Outcome | None]:
     """The greatest factor that keeps the targets and its outcome; 0 and None where the slowest does not."""
     most_missed = int((1 - ATTAINMENT) * len(requests) + 1e-9)

@@ -85,6 +85,7 @@ class Scheduler(ABC):
             )
         self.targets = targets
         self.instances: dict[int, Instance] = {}
+        self._retired: dict[int, Instance] = {}
         self.flips = 0
         self._prefill = prefill
         self._prefilling: dict[int, int] = {}
@@ -92,12 +93,17 @@ class Scheduler(ABC):
         for name, profile in profiles.items():
             self.add(name, profile)
 
-    def add(self, name: int, profile: Profile) -> None:
-        """One more instance: for prefill while that has fewer than it began with, else for decode."""
-        if name in self.instances:
+    def add(self, name: int, profile: Profile, role: Role | None = None) -> None:
+        """One more instance; without ``role`` for prefill while that has fewer than it began with, else for decode."""
+        if name in self.instances or name in self._retired:
             raise SchedulingError(f"there is an instance {name} already")
-        role = Role.PREFILL if len(self.having(Role.PREFILL)) < self._prefill else Role.DECODE
-        self.instances[name] = Instance(name, profile, role)
+        fewer = len(self.having(Role.PREFILL)) < self._prefill
+        self.instances[name] = Instance(name, profile, role or (Role.PREFILL if fewer else Role.DECODE))
+
+    def retire(self, name: int) -> None:
+        """An instance gets nothing new; what it has goes on there, and it is forgotten by :meth:`lose`."""
+        self._retired[name] = self._instance(name)
+        self.instances.pop(name, None)
 
     @abstractmethod
     def choose_prefill(self, tokens: int, now_s: float) -> Instance:
@@ -135,7 +141,7 @@ class Scheduler(ABC):
 
     def decode(self, request: int, now_s: float) -> int:
         """The prefill of a request has ended; dispatch its decode; the instance's name."""
-        source = self.instances[self._held(self._prefilling, request, "is prefilled nowhere")]
+        source = self._instance(self._held(self._prefilling, request, "is prefilled nowhere"))
         tokens = source.end_prefill(request)
         del self._prefilling[request]
         instance = self.choose_decode(tokens, source, now_s)
@@ -153,22 +159,23 @@ class Scheduler(ABC):
 
     def finish(self, request: int, generated: int) -> None:
         """A decode ended, or its client left, after ``generated`` tokens reported by :meth:`generated`."""
-        held = self.instances[self._held(self._decoding, request, "is decoded nowhere")]
+        held = self._instance(self._held(self._decoding, request, "is decoded nowhere"))
         held.decode_tokens -= held.decodes.pop(request) + generated
         del self._decoding[request]
 
     def abandon(self, request: int) -> None:
         """A request's client left before the prefill ended."""
-        self.instances[self._held(self._prefilling, request, "is prefilled nowhere")].end_prefill(request)
+        self._instance(self._held(self._prefilling, request, "is prefilled nowhere")).end_prefill(request)
         del self._prefilling[request]
 
     def lose(self, instance: int) -> list[int]:
         """An instance is gone; the requests it had, which begin again. Each phase keeps one while two remain."""
         held = self._instance(instance)
         others = self.having(held.role.other)
-        if len(self.having(held.role)) == 1 and len(others) > 1:
+        if self.having(held.role) == [held] and len(others) > 1:
             min(others, key=lambda other: other.prefill_s).role = held.role
-        del self.instances[instance]
+        self.instances.pop(instance, None)
+        self._retired.pop(instance, None)
         requests = [*held.prefills, *held.decodes]
         for request in requests:
             self._prefilling.pop(request, None)
@@ -176,9 +183,10 @@ class Scheduler(ABC):
         return requests
 
     def _instance(self, name: int) -> Instance:
-        if name not in self.instances:
+        held = self.instances.get(name) or self._retired.get(name)
+        if held is None:
             raise SchedulingError(f"there is no instance {name}")
-        return self.instances[name]
+        return held
 
     @staticmethod
     def _held(table: Mapping[int, int], request: int, why: str) -> int:

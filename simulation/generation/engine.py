@@ -10,13 +10,13 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from functions.scheduling.cluster import Scheduler
 from functions.scheduling.pacing import Pacing, Prompt
 from functions.scheduling.settings import Targets
-from simulation.generation.hardware import Part, Times
+from simulation.generation.hardware import ALONE, Part, Times, beside
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,23 @@ class _Instance:
     arriving: deque[tuple[int, int]] = field(default_factory=deque)
     """(request, source) of transfers that wait."""
     receiving: bool = False
+    prompt_share: float = 0.0
+    """Part of the running iteration's tokens that are prompts'."""
     changed: bool = True
     """Whether prompts have come or gone since they were put in order."""
     due: list[tuple[float, int]] = field(default_factory=list)
     """(When its next token would have been due at iteration 0, request) of the batch, in order."""
+
+
+class _Each(dict[int, Times]):
+    """The same for every instance, whenever it comes."""
+
+    def __init__(self, hardware: Times) -> None:
+        super().__init__()
+        self._all = hardware
+
+    def __missing__(self, name: int) -> Times:
+        return self._all
 
 
 class GenerationSimulation:
@@ -82,17 +95,19 @@ class GenerationSimulation:
         self,
         requests: Sequence[Request],
         scheduler: Scheduler,
-        hardware: Times,
+        hardware: Times | Mapping[int, Times],
         update_s: float = 1.0,
         pacing: Pacing | None = None,
         give_up: tuple[Targets, int] | None = None,
     ):
-        """``pacing``: how instances share an iteration; None: prompts as they came, in parts of one size. ``give_up``:
-        stop once more than so many requests have missed these targets, as what is left does not matter then."""
+        """``hardware``: of all instances, or of each by its name. ``pacing``: how instances share an iteration; None:
+        prompts as they came, in parts of one size. ``give_up``: stop once more than so many requests have missed these
+        targets, as what is left does not matter then."""
         self._pacing, self._give_up = pacing, give_up
         self._missed: set[int] = set()
-        self._requests, self._scheduler, self._hardware, self._update_s = requests, scheduler, hardware, update_s
-        self._instances = {name: _Instance(name, hardware.kv_tokens) for name in scheduler.instances}
+        self._requests, self._scheduler, self._update_s = requests, scheduler, update_s
+        self._hardware: Mapping[int, Times] = hardware if isinstance(hardware, Mapping) else _Each(hardware)
+        self._instances = {name: _Instance(name, self._hardware[name].kv_tokens) for name in scheduler.instances}
         self._first: list[float | None] = [None] * len(requests)
         self._end: list[float | None] = [None] * len(requests)
         self._events: list[tuple[float, int, str, tuple[int, ...]]] = []
@@ -109,7 +124,7 @@ class GenerationSimulation:
             self._now, _, kind, what = heapq.heappop(self._events)
             getattr(self, f"_{kind}")(*what)
         arrivals = [request.arrival_s for request in self._requests]
-        front_s = self._hardware.front_s
+        front_s = max((self._hardware[name].front_s for name in self._instances), default=0.0)
         ttft = [None if first is None else first - a + front_s for first, a in zip(self._first, arrivals, strict=True)]
         return Outcome(ttft, [self._tpot(at) for at in range(len(arrivals))], self._scheduler.flips, self._transfers)
 
@@ -132,8 +147,8 @@ class GenerationSimulation:
         request = self._requests[at]
         if self._give_up is not None:
             self._at(self._now + self._give_up[0].ttft_s * (1 + 1e-9), "due", at)
-        if request.prompt + request.output > self._hardware.kv_tokens:
-            return  # fits on no instance: lost
+        if request.prompt + request.output > min(self._hardware[name].kv_tokens for name in self._instances):
+            return  # fits not on all instances: lost
         instance = self._instances[self._scheduler.prefill(at, request.prompt, self._now)]
         instance.prompts.append([at, -1])
         instance.changed = True
@@ -164,12 +179,18 @@ class GenerationSimulation:
             return
         instance.running = True
         self._chunks[instance.name] = ended
-        seconds = self._hardware.iteration(batch, instance.context, parts)
+        hardware = self._hardware[instance.name]
+        seconds = hardware.iteration(batch, instance.context, parts)
+        if hardware.slowdown != ALONE:
+            prompts = sum(tokens for _, tokens in parts)
+            instance.prompt_share = prompts / (prompts + batch)
+            others = (one.prompt_share for one in self._instances.values() if one.running and one is not instance)
+            seconds *= beside(hardware.slowdown, instance.prompt_share, others)
         self._at(self._now + seconds, "iterated", instance.name, batch, round(seconds * 1e9))
 
     def _room(self, instance: _Instance, batch: int) -> int:
         """Tokens of prompts in the next iteration, whose prompts are put in order."""
-        most = max(self._hardware.chunk_tokens - batch, 0)
+        most = max(self._hardware[instance.name].chunk_tokens - batch, 0)
         pacing = self._pacing
         if pacing is None or not instance.prompts:
             return most
@@ -278,7 +299,9 @@ class GenerationSimulation:
         target.free_kv -= request.prompt + request.output
         target.receiving = True
         self._transfers += 1
-        self._at(self._now + self._hardware.transfer_s(request.prompt), "received", at, source, target.name)
+        self._at(
+            self._now + self._hardware[target.name].transfer_s(request.prompt), "received", at, source, target.name
+        )
 
     def _received(self, at: int, source_name: int, target_name: int) -> None:
         source, target = self._instances[source_name], self._instances[target_name]

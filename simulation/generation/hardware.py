@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +14,20 @@ from functions.scheduling.predictor import Profile, fit_decode, fit_prefill
 
 Part = tuple[int, int]
 """(tokens of a prompt that are computed already, tokens of it that are computed now)."""
+
+ALONE = (1.0, 1.0, 1.0, 1.0)
+"""Time over time alone: of prompts next to an instance that computes prompts, of prompts next to decodes, of decodes
+next to prompts, of decodes next to decodes. Here: instances do not slow each other down."""
+
+
+def beside(slowdown: Sequence[float], prompts: float, others: Iterable[float]) -> float:
+    """Factor on an iteration whose tokens are prompts' to the part ``prompts``, next to instances whose tokens are to
+    the parts ``others``. Measured is one neighbour; more are added up."""
+    own, more = (prompts, 1.0 - prompts), 0.0
+    for other in others:
+        of = (other, 1.0 - other)
+        more += sum(own[a] * of[b] * (slowdown[2 * a + b] - 1.0) for a in (0, 1) for b in (0, 1))
+    return 1.0 + more
 
 
 class Times(Protocol):
@@ -30,6 +44,10 @@ class Times(Protocol):
     @property
     def front_s(self) -> float:
         """What a client waits for its first token beyond iterations."""
+
+    @property
+    def slowdown(self) -> tuple[float, ...]:
+        """By what instances next to it compute (:data:`ALONE`)."""
 
     def iteration(self, decodes: int, context: int, parts: Sequence[Part]) -> float:
         """Seconds of one: ``decodes`` texts of ``context`` tokens together go on by one token, and ``parts`` of
@@ -62,6 +80,7 @@ class Hardware:
     network_bytes_s: float = 20e9
 
     front_s: float = 0.0
+    slowdown: tuple[float, ...] = ALONE
 
     def iteration(self, decodes: int, context: int, parts: Sequence[Part]) -> float:
         """As in :class:`Times`."""

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from functions.scheduling.predictor import Profile, fit_decode, fit_prefill
-from simulation.generation.hardware import Part
+from simulation.generation.hardware import ALONE, Part
 
 KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 QUANTILES = 21
@@ -58,6 +58,8 @@ class Measured:
     kv_tokens: int
     transfer_token_s: float = 0.0
     """Keys and values of one token to another instance."""
+    slowdown: tuple[float, ...] = ALONE
+    """Next to another instance on the same machine."""
     seed: int | None = None
     """None: iterations take what the model gives; else times ``jitter``, drawn."""
 

@@ -107,6 +107,12 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
     default=None,
     help="Shares of a GPU under MPS, such as 0.1,0.5,1; needs a GPU. [default: none]",
 )
+@click.option(
+    "--beside",
+    type=click.IntRange(1, 200),
+    default=None,
+    help="Of a decoder: measure it on one core, and so many times next to a second one on another. [default: not]",
+)
 @click.option("--nodes", is_flag=True, help="Of a decoder, too, its functions one by one.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of all random choices.")
 @state_option
@@ -117,6 +123,7 @@ def profile(
     quick: bool,
     state: Path,
     gpu_shares: tuple[float, ...] | None,
+    beside: int | None,
     nodes: bool,
     **options: Any,
 ) -> None:
@@ -135,8 +142,10 @@ def profile(
             _make_room(out)
             signal.signal(signal.SIGTERM, signal.default_int_handler)
             chosen = decoder_settings(quick, options["repeats"], options["seed"])
-            profile_decoder(folder, manifest, state, out, chosen, options["cpu_scale"])
+            profile_decoder(folder, manifest, state, out, chosen, options["cpu_scale"], beside or 0)
             return
+        if beside:
+            raise click.UsageError(f"--beside is for decoders, and {manifest.name} is none")
     gpu = None
     if requests_again and (quick or gpu_shares):
         raise click.UsageError("--requests-again measures whole requests alone, without --quick and --gpu-shares")

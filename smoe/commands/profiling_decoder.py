@@ -6,8 +6,13 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from hashlib import sha256
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +28,10 @@ from moe.cache import PAGE_TOKENS
 from moe.manifest import Manifest
 from moe.names import INGRESS
 from simulation.generation.engine import Outcome, Request
-from simulation.generation.measured import FitError, errors, fit
+from simulation.generation.hardware import ALONE
+from simulation.generation.measured import FitError, Measured, errors, fit
 from simulation.generation.replayed import SCHEDULES, simulate
+from simulation.profiles.generation.interference import PHASES, cpu_s, measure_interference, slowdown
 from simulation.profiles.generation.measure import QUICK, Decoder, Settings, kv_tokens, measure, points, warm_up
 from simulation.profiles.generation.storage import GenerationProfile, load, save
 from simulation.profiles.measure.machine import this_machine
@@ -39,39 +46,41 @@ from traces.options import clip_options, data_option, seed_option
 from traces.results import RequestRecord
 from traces.token_results import summarise_tokens, token_rows
 
+WALL = attrgetter("wall_s")
 MORE_THAN_0 = click.FloatRange(min=0, min_open=True)
 
 
 def profile_decoder(
-    folder: Path, manifest: Manifest, state: Path, out: Path, settings: Settings, cpu_scale: float
+    folder: Path, manifest: Manifest, state: Path, out: Path, settings: Settings, cpu_scale: float, beside: int = 0
 ) -> None:
     """Deploy a decoder as ``smoe up`` does on a gateway of its own, measure it, write the profile and say what it is.
+    ``beside``: repeats of measuring it next to a second one, each on a core of its own.
 
     Raises ProfileError."""
     console, load1 = Console(stderr=True), os.getloadavg()[0]
     begun = datetime.now(UTC).isoformat(timespec="seconds")
-    with tempfile.TemporaryDirectory(prefix="smoe-profile-") as work:
-        gateway = lifecycle.GatewaySettings(
-            Path(work), port=0, metrics_port=0, cpu_scale=cpu_scale, pipelines_dir=state / "pipelines"
-        )
-        with console.status("starting the gateway and the pipeline"):
-            process = lifecycle.start_gateway(gateway, detach=False)
-        try:
-            client = GatewayClient.from_state(Path(work))
-            lifecycle.deploy_pipeline(client, manifest, DeploymentSettings())
-            decoder = Decoder.of(manifest, f"{client.url}/function/{manifest.name}")
-            warm_up(decoder, settings)
-            room = kv_tokens(_ingress_url(client, manifest), PAGE_TOKENS)
-            with Progress(console=console, transient=True) as bar:
-                tokens = sum(max(texts, 1) * length for texts, length in points(decoder, settings))
-                task = bar.add_task("measuring", total=tokens * settings.repeats)
-                samples = measure(
-                    decoder, settings, lambda what, size: bar.update(task, advance=size, description=what)
-                )
-        finally:
-            lifecycle.stop_process(process)
+    cores = sorted(os.sched_getaffinity(0))
+    if beside and len(cores) < 2:
+        raise ProfileError("two instances side by side need two cores, and there is one")
+    slowed: tuple[float, ...] = ALONE
+    with ExitStack() as stack:
+        own = stack.enter_context(_running(manifest, state, cpu_scale, {cores[0]} if beside else set(cores)))
+        decoder = own.decoder
+        warm_up(decoder, settings)
+        room = kv_tokens(_ingress_url(own.client, manifest), PAGE_TOKENS)
+        bar = stack.enter_context(Progress(console=console, transient=True))
+        tokens = sum(max(texts, 1) * length for texts, length in points(decoder, settings))
+        task = bar.add_task("measuring", total=tokens * settings.repeats)
+        samples = measure(decoder, settings, lambda what, size: bar.update(task, advance=size, description=what))
+        if beside:
+            other = stack.enter_context(_running(manifest, state, cpu_scale, {cores[1]}))
+            task = bar.add_task("next to a second instance", total=beside)
+            turns = measure_interference(
+                decoder, other.decoder, partial(cpu_s, own.pid), beside, settings.seed, lambda _: bar.advance(task)
+            )
+            slowed = slowdown(turns)
     try:
-        measured = fit(samples, ITERATION_TOKENS, room)
+        measured = replace(fit(samples, ITERATION_TOKENS, room), slowdown=slowed)
     except FitError as error:
         raise ProfileError(str(error)) from error
     digest = sha256((folder / "pipeline.json").read_bytes()).hexdigest()
@@ -80,14 +89,53 @@ def profile_decoder(
         GenerationProfile(manifest.name, digest, this_machine(), measured, fit_errors, begun, load1, tuple(samples)),
         out,
     )
+    _report(measured, fit_errors)
+    if beside:
+        click.echo(f"next to a second instance, CPU time {_slower(slowed)}; duration {_slower(slowdown(turns, WALL))}")
+    if load1 > 0.5:
+        click.echo(f"other programs ran meanwhile (load {load1:.1f}): measure again on an idle machine", err=True)
+    click.echo(f"{out} ({len(samples)} samples); smoe lab replay {out} simulates a trace")
+
+
+def _report(measured: Measured, fit_errors: dict[str, float]) -> None:
     click.echo(f"a prompt   {_times([(0, tokens) for tokens in (32, 256, 1024)], measured)}   to the first token")
     click.echo(f"a token    {_times([(1, 100), (4, 400), (16, 1600)], measured)}   of 100 tokens each")
     click.echo(
         f"the fit is within {fit_errors['prompts']:.1%} of prompts and {fit_errors['decodes']:.1%} of tokens measured"
     )
-    if load1 > 0.5:
-        click.echo(f"other programs ran meanwhile (load {load1:.1f}): measure again on an idle machine", err=True)
-    click.echo(f"{out} ({len(samples)} samples); smoe lab replay {out} simulates a trace")
+
+
+def _slower(times: tuple[float, ...]) -> str:
+    pairs = [(own, other) for own in PHASES for other in PHASES]
+    return ", ".join(f"{own} next to {other} × {one:.2f}" for (own, other), one in zip(pairs, times, strict=True))
+
+
+@dataclass(frozen=True)
+class _Running:
+    client: GatewayClient
+    decoder: Decoder
+    pid: int
+
+
+@contextmanager
+def _running(manifest: Manifest, state: Path, cpu_scale: float, cores: set[int]) -> Iterator[_Running]:
+    """The decoder on a gateway of its own, all of whose processes run on ``cores``."""
+    with tempfile.TemporaryDirectory(prefix="smoe-profile-") as work:
+        gateway = lifecycle.GatewaySettings(
+            Path(work), port=0, metrics_port=0, cpu_scale=cpu_scale, pipelines_dir=state / "pipelines"
+        )
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, cores)  # what is started from here on inherits it
+        try:
+            process = lifecycle.start_gateway(gateway, detach=False)
+        finally:
+            os.sched_setaffinity(0, before)
+        try:
+            client = GatewayClient.from_state(Path(work))
+            lifecycle.deploy_pipeline(client, manifest, DeploymentSettings())
+            yield _Running(client, Decoder.of(manifest, f"{client.url}/function/{manifest.name}"), process.pid)
+        finally:
+            lifecycle.stop_process(process)
 
 
 def _ingress_url(client: GatewayClient, manifest: Manifest) -> str:

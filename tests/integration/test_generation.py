@@ -19,6 +19,7 @@ from moe.preset import byte_tokenizer
 from moe.reference import WholeModel
 from moe.split import split
 from platform_words.headers import CALLER_KEY
+from simulation.profiles.generation import storage
 from smoe import lifecycle
 from smoe.cli import cli
 from smoe.deployment import DeploymentSettings
@@ -110,9 +111,12 @@ def test_a_token_trace_is_replayed_with_its_lengths(state: Path, tmp_path: Path)
 
 def test_a_decoder_is_profiled_and_a_trace_simulated_on_it(state: Path, tmp_path: Path) -> None:
     profile, trace = str(tmp_path / "tiny.parquet"), tmp_path / "trace.csv"
-    asked = ["lab", "profile", "tiny", "--state", str(state), "--quick", "--out", profile]
+    asked = ["lab", "profile", "tiny", "--state", str(state), "--quick", "--beside", "1", "--out", profile]
     profiled = CliRunner().invoke(cli, asked, catch_exceptions=False)
     assert profiled.exit_code == 0, profiled.output
+    assert "next to a second instance, CPU time prefill next to prefill" in profiled.output
+    slower = storage.load(Path(profile)).measured.slowdown
+    assert len(slower) == 4 and all(1 <= one < 100 for one in slower)
     trace.write_text("arrival_s,context_tokens,generated_tokens\n0,2000,40\n0.1,30,6\n0.2,90000,8\n")
     asked = ["lab", "replay", profile, "--trace", str(trace), "--context", "4096", "--json"]
     for schedule in ("colocated", "deadline"):
