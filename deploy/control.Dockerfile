@@ -47,6 +47,7 @@ COPY rl ./rl
 USER app
 # Numba keeps what it compiled; the root file system may be read-only, /tmp never is.
 ENV NUMBA_CACHE_DIR=/tmp/numba \
+    MALLOC_ARENA_MAX=2 \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1
 

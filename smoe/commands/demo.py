@@ -106,6 +106,7 @@ def run(**options: Any) -> None:
     Experts have one configured core each, which the busiest minutes overload: first the run shows what the prompts meet
     without scaling, then the same prompts with the controller at work."""
     _run(RunSettings(**options))
+    click.echo("next        step by step: smoe up; your own checkpoint: smoe pipeline split FOLDER --out FOLDER")
 
 
 @click.command()
@@ -121,9 +122,7 @@ def demo(seconds: float, out: Path) -> None:
     """The main job in short: the default pipeline up, checked against the whole model, a replay under the controller,
     a report. `smoe run` compares with the pipeline as deployed, too, and takes all options."""
     _run(RunSettings(pipeline="minilm", state=out / "state", data=None, out=out, seconds=seconds, baseline=False))
-    click.echo(
-        "next        smoe run (longer, and compared with no scaling), or step by step: smoe up, smoe top, smoe down"
-    )
+    click.echo("next        smoe run (longer, and compared with no scaling), or step by step: smoe up")
 
 
 def _run(settings: RunSettings) -> None:

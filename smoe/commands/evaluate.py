@@ -140,6 +140,7 @@ def evaluate(**options: Any) -> None:
         return
     show(Console(), summaries, left_out)
     console.print(f"report: {paths.html}")
+    console.print("next: `smoe up` and `smoe autoscale --policy NAME` run one of them on a live pipeline")
 
 
 def custom_of(options: dict[str, Any]) -> CustomPipeline | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from autoscaler.prices import money
+
 NAMES = {"up": "more replicas", "down": "fewer replicas", "limits": "other limits"}
 """Kinds of actions (:mod:`smoe.report.model`) as people say them."""
 
@@ -40,7 +42,7 @@ def verdict(numbers: Mapping[str, Any], slo_s: float) -> str:
     if baseline is not None and baseline["p95_s"] is not None:
         over = baseline["p95_s"] > slo_s
         cost = baseline["provisioned_per_hour"]
-        paid = "" if cost is None else f", at ${cost:.2f} an hour"
+        paid = "" if cost is None else f", at {money(cost, 'USD')} an hour"
         parts.append(f"As deployed, without scaling, the same prompts had a P95 of {_ms(baseline['p95_s'])}{paid}: ")
         parts[-1] += "missed." if over else "kept too, so nothing had to be scaled for it."
     return " ".join(parts)
@@ -50,8 +52,8 @@ def _at_cost(numbers: Mapping[str, Any]) -> str:
     cost, steady = (numbers[name]["provisioned_per_hour"] for name in ("cost", "steady_cost"))
     if cost is None:
         return ""
-    after = "" if steady is None else f" (${steady:.2f} after the first minute)"
-    return f", at ${cost:.2f} an hour{after}"
+    after = "" if steady is None else f" ({money(steady, 'USD')} after the first minute)"
+    return f", at {money(cost, 'USD')} an hour{after}"
 
 
 def _answers(numbers: Mapping[str, Any]) -> str:
@@ -92,9 +94,9 @@ def _controller(numbers: Mapping[str, Any]) -> str:
     scale = "" if least is None else f"; {most} replicas" if least == most else f"; {least} to {most} replicas"
     paid = "cost not measured"
     if cost["provisioned_per_hour"] is not None:
-        paid = f"${cost['provisioned_per_hour']:.2f} an hour provisioned"
+        paid = f"{money(cost['provisioned_per_hour'], 'USD')} an hour provisioned"
         if cost["busy_per_hour"] is not None:
-            paid += f", ${cost['busy_per_hour']:.2f} of it busy"
+            paid += f", {money(cost['busy_per_hour'], 'USD')} of it busy"
     return f"controller  {did}{scale}; {paid}"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import jinja2
 
+from autoscaler.prices import money
 from smoe.report.closing import verdict
 from smoe.report.model import Action
 
@@ -143,8 +144,8 @@ def _ms(seconds: float | None) -> str:
 
 
 def _money(value: float | None) -> str:
-    return "no data" if value is None else f"${value:.4f}/h"
+    return "no data" if value is None else f"{money(value, 'USD')}/h"
 
 
 def _total(value: float | None) -> str:
-    return "not measured" if value is None else f"${value:.6f} in all"
+    return "not measured" if value is None else f"{money(value, 'USD')} in all"

@@ -89,7 +89,7 @@ class Kept:
             meta.get("resourceVersion", ""),
             labels.get(FUNCTION_LABEL, ""),
             pods.get(PIPELINE_LABEL, ""),
-            orjson.dumps(document),
+            bytes(memoryview(orjson.dumps(document))),  # a copy, as orjson's own keeps 4 to 8 KB for any short document
         )
 
     def document(self) -> Object:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from autoscaler.actuator.actuator import apply
 from autoscaler.contract import Decision
 from autoscaler.errors import PlatformError, UnreachableError
-from autoscaler.platforms.kubernetes import KubernetesPlatform, cache
+from autoscaler.platforms.kubernetes import KubernetesPlatform, cache, store
 from autoscaler.platforms.kubernetes.cache import Kept, WatchCache, trimmed_deployment, trimmed_pod
 from autoscaler.platforms.kubernetes.client import Event, ExpiredError, Rate
 from autoscaler.platforms.kubernetes.conditions import conditions_of
@@ -216,6 +217,37 @@ def test_a_pod_that_changes_its_function_is_one_of_the_other_only() -> None:
     known.look([kept(F, "1"), kept(G, "2", G)], [pod("p", "3")])
     known.look([kept(F, "1"), kept(G, "2", G)], [pod("p", "4", G)])
     assert known.pods(F) == [] and len(known.pods(G)) == 1
+
+
+def allocated(make: Callable[[], object]) -> int:
+    """Bytes that stay allocated with what ``make`` gives."""
+    tracemalloc.start()
+    try:
+        result = make()
+        return tracemalloc.get_traced_memory()[0] if result is not None else 0
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_object_that_is_kept_takes_little_more_than_its_packed_form() -> None:
+    packed = len(kept(F, "1").packed)
+    assert allocated(lambda: [kept(F, str(i)) for i in range(500)]) < 500 * (packed + 700)
+
+
+def test_looking_at_all_functions_keeps_a_bounded_part_of_them_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"f-{i}" for i in range(500)]
+    known = Known("m")
+    known.look([kept(name, "1", name) for name in names], [pod(f"{name}-1", "2", name) for name in names])
+
+    def look() -> object:
+        assert [known.pods(name)[0]["metadata"]["name"] for name in names] == [f"{name}-1" for name in names]
+        documents = [known.deployment(name) for name in names]
+        return documents[-1]
+
+    whole = allocated(look)
+    monkeypatch.setattr(store, "UNPACKED", 50)
+    known.look([kept(name, "3", name) for name in names], [pod(f"{name}-1", "4", name) for name in names])
+    assert allocated(look) < whole / 5
 
 
 class Script:

@@ -171,7 +171,7 @@ def test_the_report_is_written_whole_and_the_page_holds_the_numbers(
         "150.0 ms",
         "40.0 %",
         "1 of 2",
-        "$2.8800/h",
+        "$2.88/h",
         "abc123",
         '"replay": 42',
         "busy <0.9>",
@@ -233,7 +233,7 @@ def test_the_closing_lines_say_plainly_whether_the_slo_was_kept(log_dir: Path) -
         "(P50 150 ms, P99 297 ms)",
         "windows     1 of 2 had a P95 above the SLO, the worst at 295 ms",
         "controller  3 changes (more replicas 3), 2 of them applied; 5 replicas; $2.88 an hour provisioned, "
-        "$0.72 of it busy",
+        "$0.720 of it busy",
         "verdict     the policy missed the SLO: P95 285 ms of 150 ms, at $2.88 an hour. 0 experts were scaled, up to 2 "
         "different numbers of replicas at once.",
     ]
