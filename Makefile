@@ -59,12 +59,12 @@ CLIENTS := $(VENV)/clients
 $(CLIENTS)/.installed: $(STAMP)
 	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(CLIENTS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/main.pth"
-	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check langchain-openai==1.7.4 litellm==1.110.2 'lm-eval[api]==0.4.13'
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check langchain-openai==1.7.4 litellm==1.110.2 'lm-eval[api]==0.4.13' guidellm==0.8.1
 	if command -v npm >/dev/null; then npm install --silent --prefix $(CLIENTS) openai@6.49.0 ai@6.0.326 @ai-sdk/openai-compatible@2.0.92; fi
 	@touch $@
 
 test-clients: $(CLIENTS)/.installed  ## clients of the /v1 API that people own, and lm-eval: installed, then run
-	PYTHONPATH=. $(CLIENTS)/bin/python -m pytest -n 0 -m "" tests/integration/test_clients.py tests/integration/test_lm_eval.py
+	PYTHONPATH=. $(CLIENTS)/bin/python -m pytest -n 0 -m "" tests/integration/test_clients.py tests/integration/test_lm_eval.py tests/integration/test_guidellm.py
 
 bench: setup  ## the benchmarks that end within minutes, one after the other
 	for name in parity pipeline cold_start gateway faults simulator bound decision aebs placement; do $(BIN)/python -m benchmarks.$$name || exit 1; done

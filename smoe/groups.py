@@ -42,7 +42,7 @@ LAB = {
         "smoe.commands.profiling", "profile", "measure a pipeline's functions and fit the latency model"
     ),
     "replay": LazyCommand(
-        "smoe.commands.profiling_decoder", "replay", "simulate a token trace on a decoder that was profiled"
+        "smoe.commands.replaying", "replay", "simulate a token trace on a decoder that was profiled, scaled or not"
     ),
     "evaluate": LazyCommand(
         "smoe.commands.evaluate",

@@ -10,14 +10,15 @@ from autoscaler.decision.limits import LimitSettings
 from autoscaler.logger import FunctionLogger
 from autoscaler.loop import Controller, run
 from simulation.engine.metrics import SimulatedMetrics
+from simulation.engine.simulated import Simulated
 from simulation.engine.simulated_platform import SimulatedPlatform
-from simulation.engine.simulation import Simulation, Window
+from simulation.engine.simulation import Window
 
 
 class SimulatedClock:
     """Time of a simulation: whoever waits, simulates. ``windows`` are those that went by."""
 
-    def __init__(self, simulation: Simulation, metrics: SimulatedMetrics, until_s: float, epoch_s: float = 0.0) -> None:
+    def __init__(self, simulation: Simulated, metrics: SimulatedMetrics, until_s: float, epoch_s: float = 0.0) -> None:
         self.windows: list[Window] = []
         self._simulation = simulation
         self._metrics = metrics
@@ -48,7 +49,7 @@ class Step:
 
 
 def simulate_policy(
-    simulation: Simulation,
+    simulation: Simulated,
     policy: Policy,
     limits: LimitSettings,
     *,
@@ -58,13 +59,14 @@ def simulate_policy(
     epoch_s: float = 0.0,
     logger: FunctionLogger | None = None,
     on_step: Callable[[Step], None] = lambda step: None,
+    metrics_of: Callable[[Simulated, float], SimulatedMetrics] = SimulatedMetrics,
 ) -> list[Step]:
     """Run the real loop over the simulation, a tick every ``window_s`` until ``until_s``; returns all steps.
 
     The decision of a window's end is in force from the next window's beginning, with the workload's delays.
     ``look_back_s``: how far a tick looks back, ``window_s`` by default.
     """
-    metrics, steps = SimulatedMetrics(simulation, epoch_s), list[Step]()
+    metrics, steps = metrics_of(simulation, epoch_s), list[Step]()
     clock = SimulatedClock(simulation, metrics, until_s, epoch_s)
     controller = Controller(
         simulation.workload.topology,

@@ -19,9 +19,10 @@ from autoscaler.state.features import observe
 from autoscaler.state.readings import Buckets, Job, Key, Readings, Series
 from functions.dispatch.activation import token_rates
 from functions.serving.metric_names import LOOK_BACKS_S, PEAK_WINDOW_S, RATES
-from simulation.arrays import Ints
+from simulation.arrays import Floats, Ints
 from simulation.engine import kernel
-from simulation.engine.simulation import BOUNDS, Simulation, Window
+from simulation.engine.simulated import Simulated
+from simulation.engine.simulation import BOUNDS, Window
 from simulation.latency.contract import LimitedLatencyModel
 
 Values = dict[Series, dict[Key, float]]
@@ -32,7 +33,7 @@ _SLACK_S = 1e-6
 class SimulatedMetrics:
     """Observations of a simulation whose windows are handed in by :meth:`add`; ``epoch_s`` is Unix time of its zero."""
 
-    def __init__(self, simulation: Simulation, epoch_s: float = 0.0, keep_s: float = 600.0) -> None:
+    def __init__(self, simulation: Simulated, epoch_s: float = 0.0, keep_s: float = 600.0) -> None:
         self._simulation = simulation
         self._epoch_s = epoch_s
         self._keep_s = max(keep_s, PEAK_WINDOW_S)
@@ -195,6 +196,11 @@ def sum_of(arrays: Sequence[Ints]) -> Ints:
 def _buckets(counts: Ints) -> list[Buckets]:
     """One histogram a row of ``counts [rows, bounds]``."""
     return [_cumulative(_BOUNDS, row) for row in counts]
+
+
+def histogram_of(seconds: Floats) -> Buckets:
+    """``seconds`` in the ingress' buckets."""
+    return _cumulative(_BOUNDS, np.bincount(np.searchsorted(_BOUNDS, seconds), minlength=len(_BOUNDS)))
 
 
 def _cumulative(bounds: Sequence[float], counts: Ints) -> Buckets:

@@ -8,7 +8,7 @@ from autoscaler.capacity import needs
 from autoscaler.contract import Bound, Capacity, Configuration, Resources
 from autoscaler.errors import FunctionGoneError, PlatformError, UnreachableError
 from simulation.engine.errors import SimulationError
-from simulation.engine.simulation import Simulation
+from simulation.engine.simulated import Simulated
 
 
 class SimulatedPlatform:
@@ -19,7 +19,7 @@ class SimulatedPlatform:
     ``broken`` holds functions whose changes fail, ``down`` makes every call fail: to simulate a platform's bad days.
     """
 
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, simulation: Simulated) -> None:
         self.broken: set[str] = set()
         self.down = False
         self.orders = 0

@@ -1,9 +1,7 @@
-"""``smoe lab profile`` of a decoder, and ``smoe lab replay``: a token trace through the simulation of what was
-measured."""
+"""``smoe lab profile`` of a decoder."""
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -19,35 +17,23 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from functions.generation.run import ITERATION_TOKENS
-from functions.scheduling.settings import SchedulingError, Targets
 from gateway.client.client import GatewayClient
 from moe.cache import PAGE_TOKENS
 from moe.manifest import Manifest
 from moe.names import INGRESS
-from simulation.generation.engine import Outcome, Request
 from simulation.generation.hardware import ALONE
 from simulation.generation.measured import FitError, Measured, errors, fit
-from simulation.generation.replayed import SCHEDULES, simulate
 from simulation.profiles.generation.interference import PHASES, cpu_s, measure_interference, slowdown
 from simulation.profiles.generation.measure import QUICK, Decoder, Settings, kv_tokens, measure, points, warm_up
-from simulation.profiles.generation.storage import GenerationProfile, load, save
+from simulation.profiles.generation.storage import GenerationProfile, save
 from simulation.profiles.measure.machine import this_machine
 from simulation.profiles.model.errors import ProfileError
 from smoe import lifecycle
-from smoe.commands.options import json_option
 from smoe.deployment import DeploymentSettings
-from smoe.errors import SmoeError
-from traces import catalog, loading
-from traces.completions import TokenTargets, lengths_of
-from traces.options import clip_options, data_option, seed_option
-from traces.results import RequestRecord
-from traces.token_results import summarise_tokens, token_rows
 
 WALL = attrgetter("wall_s")
-MORE_THAN_0 = click.FloatRange(min=0, min_open=True)
 
 
 def profile_decoder(
@@ -160,97 +146,3 @@ def decoder_settings(quick: bool, repeats: int | None, seed: int) -> Settings:
     """Settings by the options of the command."""
     base = QUICK if quick else Settings()
     return Settings(base.prompts, base.decodes, base.tokens, repeats or base.repeats, base.timeout_s, seed)
-
-
-@click.command()
-@click.argument("profile", type=click.Path(path_type=Path))
-@click.option("--trace", "trace_name", required=True, help="Token trace: data set or file.")
-@clip_options
-@data_option
-@click.option(
-    "--lengths",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    default=None,
-    help="ServeGen: table that requests get their token counts from.",
-)
-@click.option("--speed", type=MORE_THAN_0, default=1.0, show_default=True, help="Time compression.")
-@click.option("--length-divisor", type=click.FloatRange(min=1), default=1.0, show_default=True, help="Of its lengths.")
-@click.option("--context", type=click.IntRange(2), default=8192, show_default=True, help="Of the model, tokens.")
-@click.option("--ttft-ms", type=MORE_THAN_0, default=None, help="Goodput: longest time to the first token.")
-@click.option("--tpot-ms", type=MORE_THAN_0, default=None, help="Goodput: longest time per output token.")
-@click.option("--instances", type=click.IntRange(1, 1000), default=1, show_default=True, help="Of the decoder.")
-@click.option("--schedule", type=click.Choice(sorted(SCHEDULES)), default="colocated", show_default=True)
-@seed_option
-@json_option
-def replay(
-    profile: Path,
-    trace_name: str,
-    row: str | None,
-    start_s: float | None,
-    duration_s: float | None,
-    data: Path | None,
-    lengths: Path | None,
-    speed: float,
-    length_divisor: float,
-    context: int,
-    ttft_ms: float | None,
-    tpot_ms: float | None,
-    instances: int,
-    schedule: str,
-    seed: int,
-    as_json: bool,
-) -> None:
-    """Simulate a token trace on instances of a decoder that `smoe lab profile` has measured.
-
-    Each instance has the machine to itself; keys and values move between them at no cost.
-    """
-    measured = load(profile).measured.drawing(seed)
-    path = catalog.resolve(trace_name, catalog.data_folder(data))
-    trace = loading.load(path, row=row, start_s=start_s, duration_s=duration_s, seed=seed, lengths=lengths)
-    if not trace.requests:
-        raise SmoeError(f"{trace_name} has no request in that part")
-    asked = lengths_of(trace, length_divisor, context)
-    rows = zip(trace.arrival_s / speed, asked.prompt, asked.answer, strict=True)
-    requests = [Request(float(at), int(prompt), int(answer)) for at, prompt, answer in rows]
-    targets = TokenTargets(_seconds(ttft_ms), _seconds(tpot_ms))
-    try:
-        # where none are asked for, schedules that need some have these
-        outcome = simulate(
-            requests, measured, Targets(targets.ttft_s or 1.0, targets.tpot_s or 0.1), schedule, instances
-        )
-    except SchedulingError as error:
-        raise SmoeError(str(error)) from error
-    summary = summarise(requests, outcome, targets) | {
-        "length_divisor": length_divisor, "context": context, "ignore_eos": True, "cut_to_context": asked.cut,
-        "instances": instances, "schedule": schedule, "lost": outcome.lost, "flips": outcome.flips, "simulated": True,
-    }  # fmt: skip
-    if as_json:
-        click.echo(json.dumps(summary))
-        return
-    table = Table("simulated", f"{len(requests)} requests in {requests[-1].arrival_s:.0f} s", show_header=True)
-    for line in token_rows(summary):
-        table.add_row(*line)
-    if outcome.lost:
-        table.add_row("lost", f"{outcome.lost} requests that no instance has room for")
-    Console().print(table)
-
-
-def summarise(requests: list[Request], outcome: Outcome, targets: TokenTargets) -> dict[str, Any]:
-    """As :func:`traces.token_results.summarise_tokens`, of simulated requests."""
-    records = [
-        RequestRecord(
-            index, one.arrival_s, one.arrival_s, None, "broken" if tpot is None else "ok", None, one.output, 0, 1, "",
-            None, one.prompt, one.output, ttft, tpot if one.output > 1 else None,
-        )
-        for index, (one, ttft, tpot) in enumerate(zip(requests, outcome.ttft_s, outcome.tpot_s, strict=True))
-    ]  # fmt: skip
-    ends_s = [
-        (one.sent_s or 0.0) + (one.ttft_s or 0.0) + (one.tpot_s or 0.0) * ((one.tokens or 0) - 1)
-        for one in records
-        if one.outcome == "ok"
-    ]
-    return summarise_tokens(records, max(ends_s, default=0.0), targets)
-
-
-def _seconds(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1000
