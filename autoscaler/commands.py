@@ -27,10 +27,9 @@ from autoscaler.topology import load_topology
     "--state",
     type=click.Path(path_type=Path),
     default=Path(".smoe"),
-    show_default=True,
     help="State folder: address, passwords, pipelines, logs.",
 )
-@click.option("--pipeline", default="minilm", show_default=True, help="Pipeline to scale.")
+@click.option("--pipeline", default="minilm", help="Pipeline to scale.")
 @options_of(ControllerSettings)
 @click.option(
     "--password-file",
@@ -42,7 +41,6 @@ from autoscaler.topology import load_topology
     "--log-level",
     type=click.Choice(("info", "debug")),
     default="info",
-    show_default=True,
     help="debug: a line for each decision, also for those that change nothing.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a tick on standard output.")

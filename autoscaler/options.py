@@ -65,8 +65,7 @@ def _option(entry: Field[Any], hint: Any, text: str) -> Callable[[Command], Comm
 
     return click.option(
         name, entry.name, type=_type(plain, limits, flag, in_seconds=entry.name.endswith("_s")), default=default,
-        show_default=default not in (None, ""), metavar=flag.metavar, callback=scaled, help=text,
-    )  # fmt: skip
+        show_default=default not in (None, ""), metavar=flag.metavar, callback=scaled, help=text)  # fmt: skip
 
 
 def _parts(hint: Any) -> tuple[Any, dict[str, Any], Flag]:

@@ -238,11 +238,7 @@ def measure(
 @click.option("--calm", default=1.0, type=click.FloatRange(0.05), help="Minutes before, without kills.")
 @click.option("--every", "every_s", default=60.0, type=click.FloatRange(1.0), help="Seconds between two kills.")
 @click.option("--instances", default=3, type=AT_LEAST_1, help="Replicas of every segment.")
-@click.option(
-    "--schedule",
-    default="colocated",
-    type=click.Choice(get_args(Rule)),
-)
+@click.option("--schedule", default="colocated", type=click.Choice(get_args(Rule)))
 @click.option("--load", default=0.7, type=click.FloatRange(0.01, 1), help="Part of what it writes in a closed loop.")
 @click.option("--ingress", is_flag=True, help="Kill the ingress, too; there are two of it then.")
 @seed_option

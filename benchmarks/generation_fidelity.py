@@ -124,7 +124,7 @@ def profile(decoder: Decoder, settings: Settings) -> tuple[Measured, list[Sample
 @click.option("--loads", default="0.5,1.0", callback=listed(float), help="1: what the instance does one by one.")
 @click.option("--draws", type=AT_LEAST_1, default=11, help="Simulated runs of a cell.")
 @click.option("--repeats", type=AT_LEAST_1, default=3, help="Of every point of the profile.")
-@click.option("--pipeline", type=PRESENT, default=None, help="Folder of a decoder.")
+@click.option("--pipeline", type=PRESENT, help="Folder of a decoder.")
 @data_option
 @seed_option
 def main(

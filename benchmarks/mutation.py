@@ -164,10 +164,10 @@ def first_failed(tests: list[str], copy: Path) -> str | None:
         return failure[1].decode() if failure else ""
 
 
-@click.command()
-@click.option("--seed", type=int, default=0, show_default=True, help="Which lines are broken.")
-@click.option("--mutants", type=click.IntRange(1, 1000), default=30, show_default=True, help="How many.")
-@click.option("--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Test runs at a time.")
+@click.command(context_settings={"show_default": True})
+@click.option("--seed", type=int, default=0, help="Which lines are broken.")
+@click.option("--mutants", type=click.IntRange(1, 1000), default=30, help="How many.")
+@click.option("--workers", type=click.IntRange(1, 64), default=2, help="Test runs at a time.")
 @click.option("--only", type=int, multiple=True, help="Numbers of mutants to run. [default: all]")
 def main(seed: int, mutants: int, workers: int, only: tuple[int, ...]) -> None:
     """Break lines one at a time and count how many the tests notice."""

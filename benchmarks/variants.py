@@ -120,8 +120,7 @@ def publish(to: Path, actors: Sequence[Trained], summaries: Sequence[Summary], g
 @benchmark
 @click.option(
     "--variants", "--arms", "variants", callback=listed(choices=ARMS), default=",".join(PAPER_VARIANTS),
-    help="Comma list (docs/agent.md).",
-)  # fmt: skip
+    help="Comma list (docs/agent.md).")  # fmt: skip
 @click.option("--minutes", default=40.0, type=click.FloatRange(0.01), help="Minutes of one core, for each actor.")
 @click.option("--seeds", callback=listed(int), default="0,1,2", help="Seeds of training, comma list.")
 @workloads_option

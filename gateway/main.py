@@ -48,7 +48,7 @@ class _Duration(click.ParamType[float]):
         return seconds
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": None})
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.option(
     "--state",
     type=click.Path(path_type=Path, file_okay=False),
@@ -60,16 +60,11 @@ class _Duration(click.ParamType[float]):
     "--backend",
     type=click.Choice(("process", "kubernetes")),
     default="process",
-    show_default=True,
     help="Where functions run: here, or in a cluster.",
 )
 @kubernetes_options()
 @click.option(
-    "--cpu-scale",
-    type=click.FloatRange(0.001, 10),
-    default=1.0,
-    show_default=True,
-    help="process: real cores per configured core.",
+    "--cpu-scale", type=click.FloatRange(0.001, 10), default=1.0, help="process: real cores per configured core."
 )
 @click.option(
     "--image", "images", multiple=True, metavar="NAME=MODULE:FUNCTION", help="process: what an image runs; repeatable."
@@ -77,21 +72,17 @@ class _Duration(click.ParamType[float]):
 @click.option(
     "--command-users/--no-command-users",
     default=True,
-    show_default=True,
     help="process: commands (fprocess) run as an unprivileged user each, where root allows it.",
 )
 @click.option(
     "--caller-keys/--no-caller-keys",
     default=True,
-    show_default=True,
     help="process: workers take calls of this gateway and its ingresses only.",
 )
 @click.option(
     "--preload", multiple=True, metavar="MODULE", help="process: a module that replicas find imported; repeatable."
 )
-@click.option(
-    "--pipelines-dir", type=click.Path(path_type=Path), default=None, help="process: folder of pipelines by name."
-)
+@click.option("--pipelines-dir", type=click.Path(path_type=Path), help="process: folder of pipelines by name.")
 @click.option(
     "--machine",
     "machines",
@@ -107,18 +98,10 @@ class _Duration(click.ParamType[float]):
     help="process: network namespace that a machine lives in (root); repeatable.",
 )
 @click.option(
-    "--standbys",
-    type=click.IntRange(0, 1000),
-    default=2,
-    show_default=True,
-    help="process: prepared workers kept for each pipeline.",
+    "--standbys", type=click.IntRange(0, 1000), default=2, help="process: prepared workers kept for each pipeline."
 )
 @click.option(
-    "--basic-auth/--no-basic-auth",
-    default=True,
-    envvar="basic_auth",
-    show_default=True,
-    help="Ask for the password under /system.",
+    "--basic-auth/--no-basic-auth", default=True, envvar="basic_auth", help="Ask for the password under /system."
 )
 @click.option(
     "--open-control", is_flag=True, help="With --no-basic-auth beyond loopback: everybody there may deploy commands."
@@ -130,7 +113,6 @@ class _Duration(click.ParamType[float]):
     "--scale-from-zero/--no-scale-from-zero",
     default=True,
     envvar="scale_from_zero",
-    show_default=True,
     help="Start a function at zero when it is called.",
 )
 @click.option(
@@ -138,7 +120,6 @@ class _Duration(click.ParamType[float]):
     type=_Duration(),
     default="60s",
     envvar="upstream_timeout",
-    show_default=True,
     help="Until a replica's reply begins.",
 )
 @click.option(
@@ -146,12 +127,9 @@ class _Duration(click.ParamType[float]):
     type=_Duration(),
     default="60s",
     envvar="read_timeout",
-    show_default=True,
     help="Longest pause of a client within a body.",
 )
-@click.option(
-    "--max-body-mb", type=click.IntRange(1, 65536), default=256, show_default=True, help="MiB a call may send."
-)
+@click.option("--max-body-mb", type=click.IntRange(1, 65536), default=256, help="MiB a call may send.")
 @click.option(
     "--controller",
     "controllers",
@@ -175,7 +153,7 @@ class _Duration(click.ParamType[float]):
     callback=lambda _context, _option, targets: _targets(targets),
     help="Receiver that X-Callback-Url may name, *.DOMAIN for all below one; repeatable. [default: any]",
 )
-@click.option("--async-queue", type=click.IntRange(1), default=1000, show_default=True, help="Asynchronous calls held.")
+@click.option("--async-queue", type=click.IntRange(1), default=1000, help="Asynchronous calls held.")
 def main(
     backend: str,
     images: tuple[str, ...],

@@ -14,19 +14,14 @@ def listening_options(command: Command) -> Command:
     """``host``, ``port``, ``metrics_port``: where a gateway listens."""
     for option in reversed(
         [
-            click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
+            click.option("--host", default="127.0.0.1", help="Address to listen on."),
             click.option(
-                "--port",
-                type=click.IntRange(0, 65535),
-                default=8080,
-                show_default=True,
-                help="Port of the API; 0 picks a free one.",
+                "--port", type=click.IntRange(0, 65535), default=8080, help="Port of the API; 0 picks a free one."
             ),
             click.option(
                 "--metrics-port",
                 type=click.IntRange(0, 65535),
                 default=8082,
-                show_default=True,
                 help="Port of /metrics; 0 picks a free one.",
             ),
         ]

@@ -43,34 +43,21 @@ SHOWN = 6
     "--method",
     type=click.Choice(["neurons", "full"]),
     default="neurons",
-    show_default=True,
     help="Dense models: share out the neurons, or make full-size copies.",
 )
+@click.option("--dtype", type=click.Choice(list(DTYPES)), default="float32", help="Of the weights that are written.")
+@click.option("--seed", type=int, default=0, help="Of all random choices.")
 @click.option(
-    "--dtype",
-    type=click.Choice(list(DTYPES)),
-    default="float32",
-    show_default=True,
-    help="Of the weights that are written.",
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="Of all random choices.")
-@click.option(
-    "--source",
-    "folder",
-    type=click.Path(exists=True, file_okay=False),
-    help="Checkpoint folder for a preset.",
+    "--source", "folder", type=click.Path(exists=True, file_okay=False), help="Checkpoint folder for a preset."
 )
 @click.option("--width", type=click.IntRange(1), help="Hidden size of a preset's seeded weights.")
 @click.option(
     "--adapter", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Trained adapter of a dense model."
 )
-@click.option(
-    "--use-adapter/--no-adapter", default=True, show_default=True, help="Use the preset's own trained adapter."
-)
+@click.option("--use-adapter/--no-adapter", default=True, help="Use the preset's own trained adapter.")
 @click.option(
     "--layers", metavar="N,N,…", callback=lambda _, __, value: layer_numbers(value),
-    help="Layers of a dense decoder that get experts, from 0; the others stay whole. [default: all]",
-)  # fmt: skip
+    help="Layers of a dense decoder that get experts, from 0; the others stay whole. [default: all]")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace an existing pipeline folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of words.")
 def split(
@@ -147,7 +134,7 @@ def split(
 @click.command("inspect")
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--verify/--no-verify", default=True, show_default=True, help="Check sha256 of every file.")
+@click.option("--verify/--no-verify", default=True, help="Check sha256 of every file.")
 def inspect_(directory: Path, as_json: bool, verify: bool) -> None:
     """Show the pipeline in DIRECTORY: its tree, sizes, work per token, and share of parameters per kind."""
     try:

@@ -54,7 +54,7 @@ ALIASES = {
     cls=LazyGroup,
     lazy=COMMANDS,
     aliases=ALIASES,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True},
     epilog="Start with `smoe run`, or step by step: `smoe up`, `smoe invoke 'some text'`, `smoe top`, `smoe down`.",
 )
 @click.version_option(__version__, prog_name="smoe")

@@ -24,29 +24,22 @@ from traces.splits import SPLITS, SPLITS_BY
 
 @click.command("clips")
 @click.argument("trace")
-@click.option(
-    "--pattern", type=click.Choice(PATTERNS), default=None, help="slow CV<1, normal 1-3, bursty >=3. [default: all]"
-)
-@click.option("--split", type=click.Choice(SPLITS), default=None, help="Only hours of this set.")
-@click.option(
-    "--split-by", type=click.Choice(SPLITS_BY), default="both", show_default=True, help="What keeps the sets apart."
-)
-@click.option("--count", type=click.IntRange(1, 1000), default=1, show_default=True, help="How many hours a pattern.")
+@click.option("--pattern", type=click.Choice(PATTERNS), help="slow CV<1, normal 1-3, bursty >=3. [default: all]")
+@click.option("--split", type=click.Choice(SPLITS), help="Only hours of this set.")
+@click.option("--split-by", type=click.Choice(SPLITS_BY), default="both", help="What keeps the sets apart.")
+@click.option("--count", type=click.IntRange(1, 1000), default=1, help="How many hours a pattern.")
 @click.option(
     "--requests",
     nargs=2,
     type=click.IntRange(min=3),
     default=(MIN_REQUESTS, MAX_REQUESTS),
-    show_default=True,
     help="Fewest and most requests of an hour.",
 )
 @data_option
 @placement_option
 @seed_option
-@click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), default=None, help="Folder for the clips, .csv.gz each."
-)
-@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), default=None, help="PNG of the chosen clips.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for the clips, .csv.gz each.")
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="PNG of the chosen clips.")
 @json_option
 def clips(
     trace: str,

@@ -28,12 +28,11 @@ from traces.traffic_command import hours
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
-    default=None,
     help=f"Folder; the file comes to OUT/NAME. [default: ${catalog.DATA_VARIABLE}, else {catalog.FETCHED_PLACE}]",
 )
 @click.option("--no-check", is_flag=True, help="Take the file although its size or checksum is another.")
-@click.option("--timeout-s", type=click.FloatRange(1, 600), default=30.0, show_default=True, help="Longest silence.")
-@click.option("--tries", type=click.IntRange(1, 50), default=5, show_default=True, help="Of each address.")
+@click.option("--timeout-s", type=click.FloatRange(1, 600), default=30.0, help="Longest silence.")
+@click.option("--tries", type=click.IntRange(1, 50), default=5, help="Of each address.")
 @json_option
 def fetch(name: str, out: Path | None, no_check: bool, timeout_s: float, tries: int, as_json: bool) -> None:
     """Download the published trace NAME (`smoe traces list` shows them); one that breaks off is begun again.
@@ -116,9 +115,7 @@ def list_(data: Path | None, as_json: bool) -> None:
 @data_option
 @placement_option
 @seed_option
-@click.option(
-    "--plot", type=click.Path(path_type=Path, dir_okay=False), default=None, help="PNG of requests per second."
-)
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="PNG of requests per second.")
 @json_option
 def describe_(
     trace: str,

@@ -33,47 +33,29 @@ GATEWAY = "http://127.0.0.1:8080"
 
 @click.command()
 @click.argument("function")
-@click.option(
-    "--gateway",
-    "gateway_url",
-    default=None,
-    help=f"Address of the gateway. [default: the state folder's, else {GATEWAY}]",
-)
+@click.option("--gateway", "gateway_url", help=f"Address of the gateway. [default: the state folder's, else {GATEWAY}]")
 @click.option(
     "--state",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path(".smoe"),
-    show_default=True,
     help="State folder: where the gateway listens.",
 )
-@click.option(
-    "--trace", "trace_name", default=None, help="Data set or file. [default: the bursty hour of the main job]"
-)
+@click.option("--trace", "trace_name", help="Data set or file. [default: the bursty hour of the main job]")
 @clip_options
 @data_option
 @placement_option
 @click.option(
-    "--speed",
-    type=click.FloatRange(min=0, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="Time compression; keeps the CV.",
+    "--speed", type=click.FloatRange(min=0, min_open=True), default=1.0, help="Time compression; keeps the CV."
 )
 @click.option(
-    "--max-rps",
-    type=click.FloatRange(min=0, min_open=True),
-    default=None,
-    help="Thin the trace to this mean rate (changes the CV).",
+    "--max-rps", type=click.FloatRange(min=0, min_open=True), help="Thin the trace to this mean rate (changes the CV)."
 )
 @click.option(
     "--texts",
     type=click.Path(path_type=Path, file_okay=False),
-    default=None,
     help="Folder of prompt sets. [default: DATA/text, else synthetic sentences]",
 )
-@click.option(
-    "--max-words", type=click.IntRange(1, 100_000), default=64, show_default=True, help="Longest text in words."
-)
+@click.option("--max-words", type=click.IntRange(1, 100_000), default=64, help="Longest text in words.")
 @click.option(
     "--field",
     "fields",
@@ -84,31 +66,20 @@ GATEWAY = "http://127.0.0.1:8080"
 @click.option(
     "--lengths",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    default=None,
     help="ServeGen: table that requests get their token counts from (lengths_by_client_window.csv.gz).",
 )
 @token_options
 @click.option(
-    "--slo-ms",
-    type=click.FloatRange(min=0, min_open=True),
-    default=None,
-    help="Latency target; reports the share within it.",
+    "--slo-ms", type=click.FloatRange(min=0, min_open=True), help="Latency target; reports the share within it."
 )
-@click.option(
-    "--connections", type=click.IntRange(1, 10_000), default=256, show_default=True, help="Most connections at once."
-)
-@click.option(
-    "--timeout-s", type=click.FloatRange(min=0, min_open=True), default=30.0, show_default=True, help="Per request."
-)
-@click.option(
-    "--retries", type=click.IntRange(0, 10), default=0, show_default=True, help="After a 429 or a refused connection."
-)
+@click.option("--connections", type=click.IntRange(1, 10_000), default=256, help="Most connections at once.")
+@click.option("--timeout-s", type=click.FloatRange(min=0, min_open=True), default=30.0, help="Per request.")
+@click.option("--retries", type=click.IntRange(0, 10), default=0, help="After a 429 or a refused connection.")
 @seed_option
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("out"),
-    show_default=True,
     help="Folder of requests.csv and replay.json.",
 )
 @json_option

@@ -20,9 +20,9 @@ from traces.traffic import REPLAYED_PATTERNS, Hour, choose_hours
 @click.command("hours")
 @click.option("--pattern", type=click.Choice(REPLAYED_PATTERNS), required=True, help="CV <1, 1-3, >=3; or whole days.")
 @click.option("--rate", type=click.FloatRange(0, 1e5), required=True, help="Requests per second; 0: the sources' own.")
-@click.option("--split", type=click.Choice(SPLITS), default="train", show_default=True, help="Set of the hours.")
-@click.option("--count", type=click.IntRange(1, 1000), default=1, show_default=True, help="How many hours.")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=None, help="Folder, .csv.gz each.")
+@click.option("--split", type=click.Choice(SPLITS), default="train", help="Set of the hours.")
+@click.option("--count", type=click.IntRange(1, 1000), default=1, help="How many hours.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder, .csv.gz each.")
 @data_option
 @seed_option
 @json_option

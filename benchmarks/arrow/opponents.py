@@ -157,7 +157,7 @@ def verdict(result: dict[str, Any], rates: tuple[float, ...]) -> dict[str, Any]:
 @click.option("--divisor", type=click.FloatRange(1), default=8.0, help="Of the trace's lengths.")
 @click.option("--rates", default="1,2", callback=listed(float), help="Requests a second, comma list.")
 @click.option("--instances", default=4, type=click.IntRange(2, 16), help="Replicas of every segment.")
-@click.option("--pipeline", type=click.Path(path_type=Path, exists=True), default=None, help="Folder of a decoder.")
+@click.option("--pipeline", type=click.Path(path_type=Path, exists=True), help="Folder of a decoder.")
 @data_option
 @seed_option
 def main(

@@ -31,23 +31,14 @@ SHOWN = 12
 @click.command()
 @input_options
 @click.option(
-    "--window",
-    "window_s",
-    type=click.FloatRange(0.1, 86400),
-    default=60.0,
-    show_default=True,
-    help="Length of a window in seconds.",
+    "--window", "window_s", type=click.FloatRange(0.1, 86400), default=60.0, help="Length of a window in seconds."
 )
 @click.option(
-    "--meter",
-    type=click.Choice(list(METERS)),
-    default="both",
-    show_default=True,
-    help="Cost that is bounded (docs/controller.md#costs).",
+    "--meter", type=click.Choice(list(METERS)), default="both", help="Cost that is bounded (docs/controller.md#costs)."
 )
 @click.option("--no-oracle", is_flag=True, help="Leave out the search for a feasible choice.")
-@click.option("--windows", "most", type=click.IntRange(min=1), default=None, help="Only the first N windows.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=None, help="Write all windows as CSV.")
+@click.option("--windows", "most", type=click.IntRange(min=1), help="Only the first N windows.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write all windows as CSV.")
 @json_option
 def bound(trace: str, data: Path | None, as_json: bool, out: Path | None, **options: Any) -> None:
     """Enclose the least cost of serving a trace within the SLO, window by window.

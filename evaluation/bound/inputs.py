@@ -26,22 +26,17 @@ def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
         prices_option,
         seed_option,
         click.option(
-            "--input-size",
-            type=click.IntRange(1, 512),
-            default=None,
-            help="Mean tokens of a request. [default: the workload's]",
+            "--input-size", type=click.IntRange(1, 512), help="Mean tokens of a request. [default: the workload's]"
         ),
         click.option(
             "--mean-rps",
             type=click.FloatRange(0, 1e5),
-            default=None,
             help="Requests per second on average; 0: as the trace is. [default: 0; with --pipeline 2.83, 14.1 with "
             "--cluster]",
         ),
         click.option(
             "--speed",
             type=click.FloatRange(0.01, 3600),
-            default=None,
             help="The clip's time is divided by it. [default: 1; with --pipeline 30, without --cluster]",
         ),
         data_option,
@@ -51,7 +46,6 @@ def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--workload",
             "name",
             type=click.Choice(PAPER_WORKLOADS),
-            default=None,
             help="One of the paper's, on the modelled cluster; needed without --pipeline.",
         ),
     ):

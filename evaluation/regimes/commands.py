@@ -29,20 +29,16 @@ WINDOWS = 20
 
 @click.command()
 @input_options
-@click.option(
-    "--world", type=click.Choice(WORLDS), default=None, help="Cluster of a paper's workload. [default: mixed]"
-)
+@click.option("--world", type=click.Choice(WORLDS), help="Cluster of a paper's workload. [default: mixed]")
 @click.option(
     "--relative-slo",
     type=click.FloatRange(1, 1000, min_open=True),
-    default=None,
     help="SLO of a paper's workload as so many times the P95 of the same requests with unlimited capacity.",
 )
 @click.option(
     "--window",
     "window_s",
     type=click.FloatRange(0.5, 3600),
-    default=None,
     help="Seconds between two decisions. [default: 30; the pipeline's own with --pipeline]",
 )
 @click.option(
@@ -50,7 +46,6 @@ WINDOWS = 20
     "most",
     type=click.IntRange(2, 10_000),
     default=WINDOWS,
-    show_default=True,
     help="Windows from the clip's begin on; the first is not judged.",
 )
 @json_option

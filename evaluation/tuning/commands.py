@@ -32,30 +32,17 @@ WARM_UP_WINDOWS = 2
 @click.option("--policy", type=click.Choice(tuple(PLANNED)), required=True, help="Baseline that the plan is for.")
 @input_options
 @click.option(
-    "--profile-s",
-    type=click.FloatRange(4 * WINDOW_S, 86400),
-    default=120.0,
-    show_default=True,
-    help="Length of the profile in seconds.",
+    "--profile-s", type=click.FloatRange(4 * WINDOW_S, 86400), default=120.0, help="Length of the profile in seconds."
 )
+@click.option("--meter", type=click.Choice(get_args(Meter)), default="provisioned", help="Cost to keep low.")
 @click.option(
-    "--meter", type=click.Choice(get_args(Meter)), default="provisioned", show_default=True, help="Cost to keep low."
+    "--trials", type=click.IntRange(3, 100_000), default=SearchSettings.trials, help="Most deployments judged."
 )
-@click.option(
-    "--trials",
-    type=click.IntRange(3, 100_000),
-    default=SearchSettings.trials,
-    show_default=True,
-    help="Most deployments judged.",
-)
-@click.option(
-    "--groups", type=click.IntRange(1, 1000), default=4, show_default=True, help="Groups of experts by popularity."
-)
+@click.option("--groups", type=click.IntRange(1, 1000), default=4, help="Groups of experts by popularity.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("out/plans"),
-    show_default=True,
     help="Folder of the plan and its trials.",
 )
 def tune(policy: str, trace: str, data: Path | None, out: Path, **options: Any) -> None:

@@ -38,14 +38,14 @@ def both(name: str) -> str:
 @click.option("--texts", type=click.Path(exists=True, file_okay=False, path_type=Path),
               help="Folder of prompts (wikitext-2-valid.txt, …). [default: next to the project]")  # fmt: skip
 @click.option("--system", type=click.Path(exists=True, file_okay=False, path_type=Path), default=SYSTEM,
-              show_default=True, help="Where wordnet-base, fortunes, dict-gcide and others lie.")  # fmt: skip
+              help="Where wordnet-base, fortunes, dict-gcide and others lie.")  # fmt: skip
 @click.option("--experts", type=click.IntRange(2), help=f"Experts per layer. {both('experts')}")
 @click.option("--top-k", type=click.IntRange(1), help=f"Experts per token. {both('top_k')}")
 @click.option("--shared", type=click.IntRange(0),
               help=f"Neurons per layer that always run, in the segment. {both('shared')}")  # fmt: skip
 @click.option("--rank", type=click.IntRange(1), help=f"Rank of the trained changes. {both('rank')}")
 @click.option("--tokens", type=click.IntRange(1), help=f"Tokens trained on. {both('tokens')}")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of all random choices.")
+@click.option("--seed", type=int, default=0, help="Of all random choices.")
 @click.option("--layers", type=click.IntRange(1),
               help=f"Decoders: how many layers get experts. [default: {DECODER.layers}]")  # fmt: skip
 @click.option("--at", metavar="N,N,…", callback=lambda _, __, value: layer_numbers(value),
@@ -54,7 +54,7 @@ def both(name: str) -> str:
               help=f"Decoders: rounds of gradient steps in each layer. [default: {DECODER.rounds}]")  # fmt: skip
 @click.option("--joint", type=click.IntRange(0),
               help=f"Decoders: tokens that all layers train on together. [default: {DECODER.joint:,}]")  # fmt: skip
-@click.option("--threads", type=click.IntRange(1), default=2, show_default=True, help="Threads that compute.")
+@click.option("--threads", type=click.IntRange(1), default=2, help="Threads that compute.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of words.")
 def distil(
     source: str,

@@ -74,13 +74,13 @@ def _log(path: Path, judged: Judged) -> None:
         writer.writerow(asdict(judged))
 
 
-@click.command()
-@click.option("--workloads", default=",".join(PAPER_WORKLOADS), show_default=True)
-@click.option("--patterns", default=",".join(PATTERNS), show_default=True)
+@click.command(context_settings={"show_default": True})
+@click.option("--workloads", default=",".join(PAPER_WORKLOADS))
+@click.option("--patterns", default=",".join(PATTERNS))
 @options_of(TrainingSettings)
-@click.option("--seconds", default=600.0, show_default=True, help="Of an episode.")
-@click.option("--mean-rps", default=20.0, show_default=True)
-@click.option("--data", type=click.Path(path_type=Path, file_okay=False), default=None, help="The public traces.")
+@click.option("--seconds", default=600.0, help="Of an episode.")
+@click.option("--mean-rps", default=20.0)
+@click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="The public traces.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/faasconf"))
 @click.option("--weights", type=click.Path(path_type=Path, file_okay=False), default=WEIGHTS, help="Where they go.")
 def main(

@@ -17,37 +17,30 @@ HOURS, SETTINGS = HourSettings(), StaffingSettings()
 
 
 @click.command("train-staffing")
-@click.option("--workload", type=click.Choice(PAPER_WORKLOADS), default=HOURS.workload, show_default=True)
-@click.option(
-    "--world", type=click.Choice(get_args(World)), default=HOURS.world, show_default=True, help="Cluster it runs on."
-)
+@click.option("--workload", type=click.Choice(PAPER_WORKLOADS), default=HOURS.workload)
+@click.option("--world", type=click.Choice(get_args(World)), default=HOURS.world, help="Cluster it runs on.")
 @click.option(
     "--relative-slo",
     type=click.FloatRange(1.0, 1e3, min_open=True),
     default=HOURS.relative_slo,
-    show_default=True,
     help="λ as so many times the P95 of steady requests with unlimited capacity.",
 )
 @click.option(
     "--mean-rps",
     type=(click.FloatRange(0.1, 1e4), click.FloatRange(0.1, 1e4)),
     default=HOURS.mean_rps,
-    show_default=True,
     metavar="LEAST MOST",
     help="Mean requests per second of the hours.",
 )
-@click.option("--windows", type=click.IntRange(1, 10_000_000), default=SETTINGS.windows, show_default=True)
-@click.option("--hours", type=click.IntRange(1, 10_000), default=SETTINGS.train_hours, show_default=True)
-@click.option("--seed", type=click.IntRange(0, 10_000_000), default=SETTINGS.seed, show_default=True)
+@click.option("--windows", type=click.IntRange(1, 10_000_000), default=SETTINGS.windows)
+@click.option("--hours", type=click.IntRange(1, 10_000), default=SETTINGS.train_hours)
+@click.option("--seed", type=click.IntRange(0, 10_000_000), default=SETTINGS.seed)
 @click.option(
     "--traces",
     type=click.Path(path_type=Path, file_okay=False),
-    default=None,
     help="Folder of the public traces. [default: $SMOE_TRACES, else ../shared/traces if there]",
 )
-@click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/staffing"), show_default=True
-)
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/staffing"))
 def train_staffing(
     workload: str, world: World, relative_slo: float, mean_rps: tuple[float, float], windows: int, hours: int,
     seed: int, traces: Path | None, out: Path,

@@ -36,23 +36,17 @@ from traces.provenance import path_sha256
     required=True,
     help="A controller's log folder (smoe autoscale --log-dir).",
 )
-@click.option(
-    "--updates", type=click.IntRange(1, 100_000), default=200, show_default=True, help="Updates of the networks."
-)
+@click.option("--updates", type=click.IntRange(1, 100_000), default=200, help="Updates of the networks.")
 @click.option(
     "--policy-settings",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    default=None,
     help="The learnt policy's settings (TOML). [default: the log's]",
 )
-@click.option(
-    "--slo-ms", type=click.FloatRange(min=0.1), default=None, help="P95 target in milliseconds. [default: the log's]"
-)
+@click.option("--slo-ms", type=click.FloatRange(min=0.1), help="P95 target in milliseconds. [default: the log's]")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
     default=Path("out/fine-tuned.safetensors"),
-    show_default=True,
     help="File of the actor; one that is there is replaced.",
 )
 @json_option

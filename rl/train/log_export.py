@@ -103,18 +103,13 @@ def _observed(state: State) -> dict[str, Any]:
     required=True,
     help="A controller's log folder (smoe autoscale --log-dir).",
 )
-@click.option(
-    "--dataset", default="smoe/log-v0", show_default=True, help="Its name, as Minari's are: namespace/name-v0."
-)
+@click.option("--dataset", default="smoe/log-v0", help="Its name, as Minari's are: namespace/name-v0.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
-    default=None,
     help=f"Folder of Minari's data sets. [default: ${PLACE}, else Minari's own]",
 )
-@click.option(
-    "--slo-ms", type=click.FloatRange(min=0.1), default=None, help="P95 target in milliseconds. [default: the log's]"
-)
+@click.option("--slo-ms", type=click.FloatRange(min=0.1), help="P95 target in milliseconds. [default: the log's]")
 @json_option
 def export_log(log: Path, dataset: str, out: Path | None, slo_ms: float | None, as_json: bool) -> None:
     """Write a controller's log as a Minari data set, which offline learners read.

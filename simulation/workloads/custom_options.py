@@ -21,19 +21,18 @@ pipeline_option = click.option(
     "--pipeline",
     "folder",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
-    default=None,
     help="A custom pipeline's folder, with a profile of it (smoe lab profile); alone unless a workload is given too.",
 )
 profile_option = click.option(
     "--profile",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    default=None,
     help="Profile of a custom pipeline. [default: the one of this tree that fits]",
 )
 cpu_scale_option = click.option(
     "--cpu-scale",
     type=click.FloatRange(0),
     default=0.0,
+    show_default=False,
     help="Real cores per configured core. [default: the profile's]",
 )
 cluster_option = click.option(
@@ -58,24 +57,17 @@ prices_option = click.option(
     "--prices",
     type=click.Path(path_type=Path, dir_okay=False),
     callback=_sheet,
-    default=None,
     help="Price sheet (TOML, as autoscaler/prices.toml). [default: the workload's]",
 )
 slo_factor_option = click.option(
     "--slo-factor",
     type=click.FloatRange(0.1, 1e4),
-    default=None,
     help="Instead: so many times what the whole model takes for a mean request on this machine, measured now.",
 )
 SLO_MS = click.FloatRange(0.1)
-slo_option = click.option(
-    "--slo-ms", type=SLO_MS, default=None, help="P95 target of a custom pipeline in milliseconds."
-)
+slo_option = click.option("--slo-ms", type=SLO_MS, help="P95 target of a custom pipeline in milliseconds.")
 any_slo_option = click.option(
-    "--slo-ms",
-    type=SLO_MS,
-    default=None,
-    help="P95 target in milliseconds; needed with --pipeline. [default: the workload's]",
+    "--slo-ms", type=SLO_MS, help="P95 target in milliseconds; needed with --pipeline. [default: the workload's]"
 )
 slos_option = click.option(
     "--slo-ms",

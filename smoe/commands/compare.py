@@ -58,7 +58,7 @@ class CompareSettings(GridSettings):
 @custom_options(slo_option)
 @data_option
 @prices_option
-@click.option("--workers", type=click.IntRange(0), default=0, show_default=True, help="Processes; 0: one a core.")
+@click.option("--workers", type=click.IntRange(0), default=0, help="Processes; 0: one a core.")
 @json_option
 def compare(**options: Any) -> None:
     """Tune every opponent on validation hours, then compare all of them, and the bound, on test hours.

@@ -110,12 +110,11 @@ def run(**options: Any) -> None:
 
 
 @click.command()
-@click.option("--seconds", type=click.FloatRange(min=10), default=20.0, show_default=True, help="Length of the replay.")
+@click.option("--seconds", type=click.FloatRange(min=10), default=20.0, help="Length of the replay.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("smoe-demo"),
-    show_default=True,
     help="Folder of the report; what it needs to run goes into OUT/state.",
 )
 def demo(seconds: float, out: Path) -> None:

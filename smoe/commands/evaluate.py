@@ -108,7 +108,7 @@ class EvaluateSettings(GridSettings):
 @clip_options
 @data_option
 @prices_option
-@click.option("--workers", type=click.IntRange(0), default=0, show_default=True, help="Processes; 0: one a core.")
+@click.option("--workers", type=click.IntRange(0), default=0, help="Processes; 0: one a core.")
 @click.option("--json", "as_json", is_flag=True, help="Print the runs as JSON.")
 def evaluate(**options: Any) -> None:
     """Simulate the same arrivals with the same routing under several policies, and compare cost and P95.

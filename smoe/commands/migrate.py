@@ -38,7 +38,7 @@ class _Replicas(click.ParamType[dict[str, int]]):
 
 @click.command()
 @click.argument("pipeline", default="minilm")
-@click.option("--to", "to", type=_Replicas(), default=None, help="Replicas by node, such as a=1,b=1, of each function.")
+@click.option("--to", "to", type=_Replicas(), help="Replicas by node, such as a=1,b=1, of each function.")
 @click.option(
     "--only", "patterns", multiple=True, metavar="PATTERN", help="With --to: functions, such as '*-expert-0-*'."
 )
@@ -46,7 +46,6 @@ class _Replicas(click.ParamType[dict[str, int]]):
     "--plan",
     "plan_file",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    default=None,
     help='JSON: {"FUNCTION": {"NODE": REPLICAS}}; functions it leaves out stay.',
 )
 @click.option("--resume", is_flag=True, help="Finish a move that was broken off.")

@@ -20,16 +20,14 @@ state_option = click.option(
     "--state",
     type=click.Path(path_type=Path, file_okay=False),
     default=DEFAULT_STATE,
-    show_default=True,
     help="State folder: passwords, logs, pipelines.",
 )
 gateway_option = click.option(
-    "--gateway", "gateway_url", default=None, help="Address of the gateway. [default: the one of the state folder]"
+    "--gateway", "gateway_url", help="Address of the gateway. [default: the one of the state folder]"
 )
 password_option = click.option(
     "--password-file",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    default=None,
     help="File with the gateway's basic-auth password. [default: the one in the state folder]",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
@@ -62,35 +60,24 @@ CORES = click.FloatRange(min=0.05, max=64)
 
 _DEFAULTS = DeploymentSettings()
 _LIMITS = [
-    click.option("--image", default=_DEFAULTS.image, show_default=True, help="Image of every function."),
+    click.option("--image", default=_DEFAULTS.image, help="Image of every function."),
     click.option(
         "--max-functions",
         type=click.IntRange(min=0),
         default=0,
-        show_default=True,
         help="Most functions the installation allows (OpenFaaS: 15 or 500); 0 = no limit.",
     ),
     click.option(
-        "--cpu",
-        "cpu_cores",
-        type=CORES,
-        default=_DEFAULTS.cpu_cores,
-        show_default=True,
-        help="CPU limit of each function in cores.",
+        "--cpu", "cpu_cores", type=CORES, default=_DEFAULTS.cpu_cores, help="CPU limit of each function in cores."
     ),
     click.option(
-        "--segment-cpu",
-        "segment_cpu_cores",
-        type=CORES,
-        default=None,
-        help="CPU limit of each segment in cores. [default: --cpu]",
+        "--segment-cpu", "segment_cpu_cores", type=CORES, help="CPU limit of each segment in cores. [default: --cpu]"
     ),
     click.option(
         "--ingress-cpu",
         "ingress_cpu_cores",
         type=CORES,
         default=_DEFAULTS.ingress_cpu_cores,
-        show_default=True,
         help="CPU limit of the ingress in cores.",
     ),
     click.option(
@@ -98,18 +85,17 @@ _LIMITS = [
         "gpu_tenths",
         type=Tenths(),
         default="0",
+        show_default=False,
         help="Share of a GPU of each segment and expert in place of CPU cores: 0.1, 0.2 … 1. [default: none]",
     ),
     click.option(
         "--expert-concurrency",
         type=click.IntRange(1, 1000),
         default=_DEFAULTS.expert_concurrency,
-        show_default=True,
         help="Calls in flight per replica of an expert.",
     ),
     click.option(
         "--weights-from",
-        default=None,
         metavar="ADDRESS",
         callback=lambda _context, _option, address: address and address.rstrip("/"),
         help="Where functions fetch the pipeline's folder from, as s3://bucket/pipelines. [default: their own]",
@@ -121,41 +107,35 @@ _REPLICAS = [
         "--instances",
         type=click.IntRange(1, 64),
         default=_DEFAULTS.instances,
-        show_default=True,
         help="Decoders: replicas of every segment, so many texts' keys and values are apart.",
     ),
     click.option(
         "--schedule",
         type=click.Choice(get_args(Rule)),
         default=_DEFAULTS.schedule,
-        show_default=True,
         help="Decoders: which instances compute prompts and which go on with texts.",
     ),
     click.option(
         "--ttft-ms",
         type=click.FloatRange(min=1),
         default=_DEFAULTS.ttft_ms,
-        show_default=True,
         help="deadline, arrow: time to first token to keep, in milliseconds.",
     ),
     click.option(
         "--tpot-ms",
         type=click.FloatRange(min=0.1),
         default=_DEFAULTS.tpot_ms,
-        show_default=True,
         help="deadline, arrow: mean time per further token to keep, in milliseconds.",
     ),
     click.option(
         "--prefill-instances",
         type=click.IntRange(1, 63),
-        default=None,
         help="Instances that begin with prompts. [default: half of them]",
     ),
     click.option(
         "--ingress-replicas",
         type=click.IntRange(1, 64),
         default=_DEFAULTS.ingress_replicas,
-        show_default=True,
         help="Replicas of the ingress.",
     ),
 ]

@@ -41,26 +41,17 @@ Rows = dict[str, dict[str, float]]
     "--nodes",
     "profile",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    default=None,
     help="In place of --node: profile of heterogeneous machines in JSON: memory, speed, links (docs/placement.md).",
 )
-@click.option(
-    "--slots", type=click.IntRange(1), default=None, help="Experts of a layer a node takes. [default: just enough]"
-)
+@click.option("--slots", type=click.IntRange(1), help="Experts of a layer a node takes. [default: just enough]")
 @click.option(
     "--objective",
     type=click.Choice(OBJECTIVES),
-    default=None,
     help="What is evened out. [default: tokens-first, or tokens where co-activations are not known]",
 )
+@click.option("--method", type=click.Choice(METHODS), help="With --nodes: how plans are made. [default: auto]")
 @click.option(
-    "--method", type=click.Choice(METHODS), default=None, help="With --nodes: how plans are made. [default: auto]"
-)
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=None,
-    help="Write the plan for `smoe placement migrate` here.",
+    "--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the plan for `smoe placement migrate` here."
 )
 @state_option
 @json_option

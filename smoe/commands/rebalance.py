@@ -38,13 +38,12 @@ STATISTICS_TIMEOUT_S = 5.0
     required=True,
     help="Profile of the machines in JSON: memory, speed, links between them (docs/placement.md).",
 )
-@click.option("--method", type=click.Choice(METHODS), default="auto", show_default=True, help="How plans are made.")
+@click.option("--method", type=click.Choice(METHODS), default="auto", help="How plans are made.")
 @click.option(
     "--every",
     "every_s",
     type=click.FloatRange(min=1.0),
     default=300.0,
-    show_default=True,
     help="Seconds between decisions; a plan has to repay its move within them.",
 )
 @click.option("--once", is_flag=True, help="Decide once and end.")

@@ -50,11 +50,7 @@ _PIPELINE = click.argument("pipeline", default="minilm")
 @state_option
 @listening_options
 @click.option(
-    "--cpu-scale",
-    type=click.FloatRange(min=0.001, max=10),
-    default=1.0,
-    show_default=True,
-    help="Real cores per configured core.",
+    "--cpu-scale", type=click.FloatRange(min=0.001, max=10), default=1.0, help="Real cores per configured core."
 )
 @click.option(
     "--node",
@@ -67,7 +63,6 @@ _PIPELINE = click.argument("pipeline", default="minilm")
     "--standbys",
     type=click.IntRange(0, 1000),
     default=2,
-    show_default=True,
     help="Prepared workers kept ready, and as many for the ingress.",
 )
 @click.option("--foreground", is_flag=True, help="Stay, and stop everything on Ctrl-C.")
@@ -163,20 +158,14 @@ def remove(name: str, state: Path, gateway_url: str | None, password_file: Path 
 
 @click.command()
 @click.argument("text", nargs=-1)
-@click.option("--name", default="minilm", show_default=True, help="Pipeline (function) to call.")
+@click.option("--name", default="minilm", help="Pipeline (function) to call.")
 @click.option(
     "--max-new-tokens",
     type=click.IntRange(min=0),
-    default=None,
     help=f"Decoders: most tokens to write; 0: the next token's logits alone. [default: {NEW_TOKENS}]",
 )
 @click.option(
-    "--timeout",
-    "timeout_s",
-    type=click.FloatRange(min=0.1),
-    default=60.0,
-    show_default=True,
-    help="Seconds until the call is given up.",
+    "--timeout", "timeout_s", type=click.FloatRange(min=0.1), default=60.0, help="Seconds until the call is given up."
 )
 @state_option
 @gateway_option
@@ -213,7 +202,7 @@ def invoke(
 
 @click.command()
 @click.argument("name")
-@click.option("--tail", type=int, default=50, show_default=True, help="Lines from the end; 0 = all.")
+@click.option("--tail", type=int, default=50, help="Lines from the end; 0 = all.")
 @click.option("--follow", "-f", is_flag=True, help="Keep printing.")
 @state_option
 @gateway_option
@@ -257,25 +246,16 @@ def _stored_log(state: Path, name: str, tail: int) -> None:
     "--target",
     type=click.Choice(("openfaas", "kubernetes")),
     default="openfaas",
-    show_default=True,
     help="A stack file for faas-cli, or manifests for kubectl.",
 )
-@click.option(
-    "--gateway",
-    "gateway_url",
-    default="http://127.0.0.1:8080",
-    show_default=True,
-    help="openfaas: address of the gateway.",
-)
+@click.option("--gateway", "gateway_url", default="http://127.0.0.1:8080", help="openfaas: address of the gateway.")
 @click.option(
     "--namespace",
     default=DEFAULT_NAMESPACE,
-    show_default=True,
     help="kubernetes: namespace of the functions, by the gateway's name for it; its home is always openfaas-fn.",
 )
 @click.option(
     "--kubernetes-namespace",
-    default=None,
     help="kubernetes: that of a gateway's home which has another name in the cluster. [default: that of --namespace]",
 )
 @kubernetes_options("feed_url", "feed_secret", "caller_secret", "pipelines_claim", "weights_cache", "run_as_user")

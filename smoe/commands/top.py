@@ -87,22 +87,11 @@ class NodeWatch:
 @state_option
 @gateway_option
 @password_option
-@click.option(
-    "--manifest", type=click.Path(path_type=Path), default=None, help="Pipeline folder. [default: the state's]"
-)
-@click.option(
-    "--interval",
-    "interval_s",
-    type=click.FloatRange(0.5),
-    default=2.0,
-    show_default=True,
-    help="Seconds between windows.",
-)
-@click.option(
-    "--slo-ms", type=click.FloatRange(min=0.1), default=None, help="Latency target in milliseconds to show P95 against."
-)
-@click.option("--prometheus", default=None, help="Read a Prometheus server in place of the targets.")
-@click.option("--ticks", type=click.IntRange(min=1), default=None, help="End after this many windows.")
+@click.option("--manifest", type=click.Path(path_type=Path), help="Pipeline folder. [default: the state's]")
+@click.option("--interval", "interval_s", type=click.FloatRange(0.5), default=2.0, help="Seconds between windows.")
+@click.option("--slo-ms", type=click.FloatRange(min=0.1), help="Latency target in milliseconds to show P95 against.")
+@click.option("--prometheus", help="Read a Prometheus server in place of the targets.")
+@click.option("--ticks", type=click.IntRange(min=1), help="End after this many windows.")
 def top(
     pipeline: str,
     state: Path,

@@ -15,83 +15,58 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 _OPTIONS = {
     "namespace": click.option(
-        "--kubernetes-namespace",
-        "namespace",
-        default="openfaas-fn",
-        show_default=True,
-        help="kubernetes: namespace of the functions.",
+        "--kubernetes-namespace", "namespace", default="openfaas-fn", help="kubernetes: namespace of the functions."
     ),
     "all_namespaces": click.option(
-        "--all-namespaces",
-        is_flag=True,
-        help="kubernetes: functions also in every namespace annotated openfaas=1.",
+        "--all-namespaces", is_flag=True, help="kubernetes: functions also in every namespace annotated openfaas=1."
     ),
     "kubeconfig": click.option(
         "--kubeconfig",
         type=click.Path(path_type=Path, exists=True, dir_okay=False),
-        default=None,
         help="kubernetes: cluster and user. [default: the pod's service account, else kubectl's]",
     ),
     "function_port": click.option(
         "--function-port",
         type=click.IntRange(1, 65535),
         default=8080,
-        show_default=True,
         help="kubernetes: port that functions listen on.",
     ),
     "image_pull_policy": click.option(
         "--image-pull-policy",
         type=click.Choice(("Always", "IfNotPresent", "Never")),
         default="Always",
-        show_default=True,
         help="kubernetes: when nodes pull images.",
     ),
     "run_as_user": click.option(
-        "--run-as-user", type=click.IntRange(min=0), default=None, help="kubernetes: user id of all functions (MPS)."
+        "--run-as-user", type=click.IntRange(min=0), help="kubernetes: user id of all functions (MPS)."
     ),
     "gpu_memory_mb": click.option(
-        "--gpu-memory-mb",
-        type=click.IntRange(min=1),
-        default=None,
-        help="kubernetes: MiB of a GPU's memory, shared in tenths.",
+        "--gpu-memory-mb", type=click.IntRange(min=1), help="kubernetes: MiB of a GPU's memory, shared in tenths."
     ),
-    "feed_url": click.option(
-        "--feed-url", default=None, help="kubernetes: the gateway's /system/replicas as functions reach it."
-    ),
+    "feed_url": click.option("--feed-url", help="kubernetes: the gateway's /system/replicas as functions reach it."),
     "feed_secret": click.option(
-        "--feed-secret", default=None, help="kubernetes: secret in the functions' namespace with the key feed-token."
+        "--feed-secret", help="kubernetes: secret in the functions' namespace with the key feed-token."
     ),
     "caller_secret": click.option(
         "--caller-secret",
-        default=None,
         metavar="NAME",
         help="kubernetes: secret with the key that functions take calls with; made where it is missing. "
         "[default: they take anybody's]",
     ),
-    "pipelines_claim": click.option(
-        "--pipelines-claim", default=None, help="kubernetes: volume claim with the folder of pipelines."
-    ),
+    "pipelines_claim": click.option("--pipelines-claim", help="kubernetes: volume claim with the folder of pipelines."),
     "weights_cache": click.option(
-        "--weights-cache",
-        default=None,
-        metavar="PATH",
-        help="kubernetes: folder of every node for weights from object stores.",
+        "--weights-cache", metavar="PATH", help="kubernetes: folder of every node for weights from object stores."
     ),
     "lost_s": click.option(
         "--lost-after",
         "lost_s",
         type=click.IntRange(0, 3600),
         default=30,
-        show_default=True,
         metavar="SECONDS",
         help="kubernetes: when replicas of a node that is not heard of are replaced.",
     ),
     "standby_cpu": click.option(
-        "--standby-cpu",
-        default="10m",
-        show_default=True,
-        metavar="QUANTITY",
-        help="kubernetes: CPU request of a standby.",
+        "--standby-cpu", default="10m", metavar="QUANTITY", help="kubernetes: CPU request of a standby."
     ),
     "gpu_host_ipc": click.option(
         "--gpu-host-ipc",
