@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, cast
@@ -241,17 +241,24 @@ def from_json(text: str, where: str = MANIFEST_FILE, *, trusted: bool = False) -
         raise ManifestError(f"{where}: is not valid JSON: {error}.") from error
     except RecursionError as error:
         raise ManifestError(f"{where}: is nested too deeply to be a manifest.") from error
-    broken = None if trusted else jsonschema.exceptions.best_match(_validator().iter_errors(document))
+    broken = None if trusted else _broken_rule(text)
     if broken is not None:
-        raise ManifestError(
-            f"{where}: key {_path_of(broken)} breaks rule {broken.validator!r}: {broken.message[:300]}."
-        )
+        raise ManifestError(f"{where}: {broken}")
     try:
         manifest = _build(document)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ManifestError(f"{where}: is not a manifest ({type(error).__name__}: {error}).") from error
     check(manifest, where)
     return manifest
+
+
+@lru_cache(maxsize=4)
+def _broken_rule(text: str) -> str | None:
+    """What a manifest breaks of the schema. Kept, as one command reads the same manifest several times."""
+    broken = jsonschema.exceptions.best_match(_validator().iter_errors(json.loads(text)))
+    if broken is None:
+        return None
+    return f"key {_path_of(broken)} breaks rule {broken.validator!r}: {broken.message[:300]}."
 
 
 class _NotStrictJsonError(ValueError):

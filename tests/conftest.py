@@ -32,6 +32,7 @@ FIRST = (
     "unit/simulation/engine/test_machines.py",
     "unit/placement/test_capped.py",
     "cluster/test_on_a_named_cluster.py",
+    "unit/simulation/profiles/test_command.py",
     "integration/test_run.py",
     "notebooks/test_notebooks.py",
     "notebooks/test_results_for_figures.py",
@@ -67,9 +68,11 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Cores for a run of everything; none beside this process where files are named, as starting one takes longer."""
-    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
-    return min(len(os.sched_getaffinity(0)), MOST_WORKERS) if whole else 0
+    """Cores for a run of everything, and one more with the slow tests, many of which wait for what they started; none
+    beside this process where files are named, as starting one takes longer."""
+    if config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return 0
+    return min(len(os.sched_getaffinity(0)) + ("not slow" not in config.option.markexpr), MOST_WORKERS)
 
 
 @pytest.hookimpl(tryfirst=True)

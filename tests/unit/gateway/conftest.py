@@ -25,8 +25,11 @@ class _Hurried:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _servers_end_at_once() -> Iterator[None]:
+def _servers_begin_and_end_at_once() -> Iterator[None]:
+    """Loggers are set up once for all servers, as it takes longer than the rest of a start."""
+    uvicorn.Config(None, access_log=False, log_level="warning")  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(uvicorn.Config, "configure_logging", lambda config: None)
         patched.setattr(uvicorn.server, "asyncio", _Hurried())
         yield
 

@@ -13,6 +13,7 @@ from evaluation.regimes.judged import Deployment, Stretch, Work
 from evaluation.regimes.search import Found, cheapest_uniform, descended, neighbours, price_per_hour
 from evaluation.uniform import for_all_experts
 from simulation.engine.requests import draw_requests
+from tests.parameters import some_fast
 from tests.unit.evaluation.bound.builders import requests, workload
 
 SPACE = ConfigurationSpace(128, 128, 64, (1.0, 3.0), (), 1, 2, 1, 1)
@@ -35,7 +36,7 @@ def every(judged: Stretch) -> list[tuple[Deployment, float | None]]:
     return [(deployment, judged.cost(deployment)) for deployment in deployments]
 
 
-@pytest.mark.parametrize("slo_s", [0.03, 0.04, 0.055])
+@pytest.mark.parametrize("slo_s", some_fast([0.03, 0.04, 0.055], 1))
 def test_uniform_is_the_cheapest_of_all_and_descent_comes_near_the_optimum(slo_s: float) -> None:
     judged = stretch(slo_s)
     deployments = every(judged)

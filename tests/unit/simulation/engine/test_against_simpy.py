@@ -86,10 +86,10 @@ def test_how_time_is_cut_into_windows_changes_nothing(window_s: float) -> None:
     small_workload = workload((3, 2), Arithmetic(power=0.5, scatter=Noise.lognormal(0.5)))
     arrivals = np.cumsum(np.random.default_rng(5).exponential(0.03, 300))
     requests = draw_requests(small_workload, arrivals, seed=5)
-    whole, _ = simulate(Simulation(small_workload, requests, initial(small_workload)), [200.0])
+    whole, _ = simulate(Simulation(small_workload, requests, initial(small_workload)), [40.0])
     parts, _ = simulate(
         Simulation(small_workload, requests, initial(small_workload)),
-        list(np.arange(window_s, 200.0 + window_s, window_s)),
+        list(np.arange(window_s, 40.0 + window_s, window_s)),
     )
     assert not np.isnan(whole).any()
     assert np.abs(whole - parts).max() <= 1e-9

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,11 @@ from gateway.backends.process.cgroup.mounts import detect
 from moe.preset import PRESETS, preset_source, preset_tokenizer
 from moe.split import split
 from simulation.profiles.measure.machine import this_machine
+from simulation.profiles.measure.measurement_plan import ProfileSettings
 from simulation.profiles.model.errors import ProfileError
 from simulation.profiles.model.storage import check_machine, load
 from smoe.cli import cli
+from smoe.commands import profiling
 from smoe.commands.profiling import _require_limits
 
 
@@ -76,7 +79,9 @@ def enforced() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_a_tiny_pipeline_is_profiled_from_start_to_end(enforced: None, tmp_path: Path) -> None:
+def test_a_tiny_pipeline_is_profiled_from_start_to_end(
+    enforced: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     preset = PRESETS["bert-4"]
     folder = tmp_path / "pipelines" / "tiny"
     source = preset_source(preset, None, 64, 0)
@@ -98,18 +103,14 @@ def test_a_tiny_pipeline_is_profiled_from_start_to_end(enforced: None, tmp_path:
     assert all(row.throttled_part is not None for row in limited)  # how much hangs on what else the machine does
     assert loaded.metadata.fit["cross_validated"]["all"]["points"] > 20
     assert out.with_suffix(".png").stat().st_size > 10_000
-    again = subprocess.run(
-        [*command[:5], "--requests-again", "--repeats", "1", "--state", str(tmp_path), *command[6:]],
-        capture_output=True,
-        text=True,
-        timeout=500,
-        cwd=Path(__file__).parents[4],
-    )
-    assert again.returncode == 0, again.stderr[-3000:]
+    monkeypatch.setattr(profiling, "ProfileSettings", partial(ProfileSettings, volley_rounds=3, idle_rounds=3))
+    given = [str(folder), "--requests-again", "--repeats", "1", "--seconds", "0.05", "--out", str(out)]
+    again = CliRunner().invoke(cli, ["profile", *given, "--state", str(tmp_path)], catch_exceptions=False)
+    assert again.exit_code == 0, again.output
     measured_again = load(out)
     again_s = ("overlap", "idle")
     assert [row for row in measured_again.rows if row.family not in again_s] == [
         row for row in loaded.rows if row.family not in again_s
     ]
-    assert len(measured_again.of("overlap")) == 30 and len(measured_again.of("idle")) == 50
+    assert len(measured_again.of("overlap")) == 9 and len(measured_again.of("idle")) == 15
     assert "measured again from" in measured_again.metadata.notes[-1]
