@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,10 @@ from gateway.client.state import read_password
 from moe.preset import byte_tokenizer
 from moe.reference import WholeModel
 from moe.split import split
+from simulation.profiles.measure.measurement_plan import QUICK
 from smoe import prometheus
 from smoe.cli import cli
+from smoe.commands import profiling
 from smoe.deployment import DeploymentSettings
 from tests.doubles.generation import generate
 from tests.unit.moe import tiny
@@ -37,6 +39,12 @@ READERS, TOKENS = 16, 40
 DEADLINE_S = 240.0
 REST = {"down_stabilisation_s": 0.0, "period_s": 1.0, "down_pods": 8}
 """HPA that takes replicas away at once."""
+FEW = replace(
+    QUICK, tokens=(1, 16), shares=(0.25, 1.0), memory_mib=(64, 128), memory_concurrencies=(1,), concurrencies=(2, 4),
+    surface_shares=(0.25, 1.0), surface_concurrencies=(1, 2), seconds_per_point=0.1, transitions=1, volley_rounds=1,
+    idle_rounds=1,
+)  # fmt: skip
+"""Points of a profile that a policy can plan with."""
 
 
 @pytest.fixture(scope="module")
@@ -170,14 +178,14 @@ def test_a_policy_adds_instances_while_texts_are_read(
 
 @pytest.mark.prometheus
 def test_staffing_plans_a_decoders_experts_by_its_tpot_as_a_prometheus_shows_it(
-    running: RunningPipeline, tmp_path: Path
+    running: RunningPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if shutil.which(prometheus.BINARY) is None:
         pytest.skip("no Prometheus server on PATH")
     profile = tmp_path / "nodes.parquet"
-    few = ("--tokens", "1,16", "--shares", "0.25,1", "--memory", "64,128", "--concurrency", "2,4", "--seconds", "0.1")
+    monkeypatch.setattr(profiling, "QUICK", FEW)
     state = str(running.gateway.state)
-    asked = ["lab", "profile", str(running.directory), "--nodes", "--quick", *few, "--state", state]
+    asked = ["lab", "profile", str(running.directory), "--nodes", "--quick", "--state", state]
     measured = CliRunner().invoke(cli, [*asked, "--out", str(profile)])
     assert measured.exit_code == 0, measured.output
     with prometheus.prometheus(running.client.url, running.gateway.state, 1.0) as url, reading(running) as readers:
