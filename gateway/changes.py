@@ -28,3 +28,10 @@ class Changes:
         # An event of its own for each change: one that is set and cleared may pass by those who only begin to wait.
         waiting, self._change = self._change, asyncio.Event()
         waiting.set()
+
+
+async def within(timeout_s: float, event: asyncio.Event) -> None:
+    """Until ``event`` is set, at most for so long."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()

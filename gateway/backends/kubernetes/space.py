@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-import contextlib
 import logging
 import time
 import uuid
@@ -26,6 +25,7 @@ from gateway.backends.kubernetes.secrets import SELECTOR, Secrets
 from gateway.backends.kubernetes.settings import KubernetesSettings
 from gateway.backends.kubernetes.template import Templates
 from gateway.backends.kubernetes.usage import PodUsage
+from gateway.changes import within
 from gateway.contract import FunctionSpec, FunctionState, LogLine, Usage
 from gateway.placement import parse_placement
 from platform_words.labels import FUNCTION_LABEL
@@ -217,7 +217,7 @@ class Space:
             return None if gone else [pod["metadata"]["name"] for pod in self._pods_of(name)]
 
         async def changed() -> None:
-            await _within(60.0, self._change)
+            await within(60.0, self._change)
 
         return PodLogs(self._api, self._pods_path, name, self.name, pods, changed).read(instance, since_s, tail, follow)
 
@@ -327,7 +327,7 @@ class Space:
             names, self._touched = self._touched, set()
             if not await self._keep_in_line(names):
                 await asyncio.sleep(1.0)
-            await _within(max(0.0, next_s - time.monotonic()), change)
+            await within(max(0.0, next_s - time.monotonic()), change)
 
     async def _keep_in_line(self, names: set[str]) -> bool:
         """Whether all of them are; those that are not are touched again."""
@@ -393,9 +393,3 @@ class Space:
         while True:
             await work()
             await asyncio.sleep(interval_s)
-
-
-async def _within(timeout_s: float, event: asyncio.Event) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(timeout_s):
-            await event.wait()

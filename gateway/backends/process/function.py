@@ -10,7 +10,6 @@ import signal
 import time
 import uuid
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from gateway.backends.process.record import Context, Record
 from gateway.backends.process.replica_changes import STARTED, Backoff, Member, next_change, opened
 from gateway.backends.process.standing_by import StandingBy
 from gateway.backends.process.workers.launcher import Ended, Program
+from gateway.changes import within
 from gateway.contract import BackendError, FunctionSpec, FunctionState, Replica
 from gateway.placement import spread
 from platform_words.labels import PLACEMENT
@@ -282,8 +282,8 @@ class ManagedFunction:
             elif limits != self.prepared.limits:
                 self.apply_limits(record)
             # A slow starter gives its turn to others after a while, but goes on.
-            await _within(min(5.0, settings.ready_timeout_s), record.started)
-        await _within(began_s + settings.ready_timeout_s - self._loop.time(), record.started)
+            await within(min(5.0, settings.ready_timeout_s), record.started)
+        await within(began_s + settings.ready_timeout_s - self._loop.time(), record.started)
         if not record.started.is_set():
             self.kill(record, f"did not become ready within {settings.ready_timeout_s:.0f} s")
 
@@ -339,14 +339,8 @@ class ManagedFunction:
         if was_ready:
             await asyncio.sleep(self._context.settings.settle_s)
             launcher.signal(record.slot, signal.SIGTERM)
-            await _within(self.prepared.write_timeout_s + _DRAIN_MARGIN_S, record.gone)
+            await within(self.prepared.write_timeout_s + _DRAIN_MARGIN_S, record.gone)
             if not record.gone.is_set():
                 record.reason = f"did not end within its write_timeout of {self.prepared.write_timeout_s:.0f} s: killed"
         launcher.signal(record.slot, signal.SIGKILL, group=True)
         await record.gone.wait()
-
-
-async def _within(timeout_s: float, event: asyncio.Event) -> None:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
