@@ -4,7 +4,7 @@ Simulated: `bert-4` on cores, λ five times the P95 without queues; hours of eve
 of each, under every rule that the replay is filled with (:data:`rl.staffing.warm_start.RULES`), under the policy's
 default, and under the default before. A learnt policy has to lie below their front: the least cost at so many windows
 over λ. The last line is one JSON object: ``rules`` (numbers, cost in C_ref a window, share of windows over λ, both by
-pattern and rate), ``front`` (places in ``rules``), ``default`` and ``before`` (places), ``best_by_pattern`` (cost and
+pattern and rate), ``front`` (places in ``rules``), ``best_by_pattern`` (cost and
 share over λ, where each pattern and rate has the cheapest rule with at most ``--tolerated`` of its windows over λ, in
 hindsight).
 """
@@ -28,9 +28,18 @@ from rl.staffing.training import Judge, Judged, StaffingSettings
 from rl.staffing.warm_start import RULES
 from traces.catalog import data_folder
 
-BEFORE = RuleSettings(spare=0.75, hold_s=3.0, standbys=4.0).values
+BEFORE = RuleSettings(spare=0.5).values
 """The default before."""
 Kinds = Mapping[str, tuple[float, float]]
+
+
+def chosen(named: str) -> dict[str, Mapping[str, float]]:
+    """Name → rule of those in the comma list ``named``, all where it is empty. Raises BadParameter."""
+    rules = {"default": RuleSettings().values, "before": BEFORE} | {str(k): rule for k, rule in enumerate(RULES)}
+    names = [name.strip() for name in named.split(",")] if named else list(rules)
+    if unknown := [name for name in names if name not in rules]:
+        raise click.BadParameter(f"{', '.join(unknown)}: no such rule; there are {', '.join(rules)}")
+    return {name: rules[name] for name in names}
 
 
 def by_kind(results: Sequence[Judged]) -> Kinds:
@@ -78,31 +87,31 @@ def front_of(totals: Sequence[tuple[float, float]]) -> list[int]:
 @data_option
 @click.option("--split", type=click.Choice(("train", "validation")), default="validation", help="Of the hours.")
 @click.option("--hours", type=AT_LEAST_1, default=2, help="Of every pattern at every rate.")
+@click.option("--rules", "named", default="", help="Comma list of names in the table; all rules by default.")
 @click.option("--tolerated", type=click.FloatRange(0, 1), default=0.03, help="Share of windows over λ.")
-def main(data: Path | None, split: Any, hours: int, tolerated: float) -> None:
+def main(data: Path | None, split: Any, hours: int, named: str, tolerated: float) -> None:
     settings = StaffingSettings(hours=HourSettings(seconds=600.0), validation_hours=hours)
     judge = Judge(settings, data_folder(data), split)
-    rules = [RuleSettings().values, BEFORE, *RULES]
+    rules = chosen(named)
     results: list[list[Judged]] = []
     with progress(len(rules), "rules") as show:
-        for place, rule in enumerate(rules):
-            show(f"rule {place}", place)
+        for place, (name, rule) in enumerate(rules.items()):
+            show(f"rule {name}", place)
             results.append(judge.judge(lambda rows, rule=rule: _everywhere(rows, rule)))  # type: ignore[misc]
     totals, kinds = [summed(one) for one in results], [by_kind(one) for one in results]
     front = front_of(totals)
-    names = {0: "default", 1: "before"}
     print_table(
         f"{len(judge.hours)} {split} hours, bert-4, cores only, λ 5, simulated",
         ("rule", ", ".join(NAMES), "cost", "over λ", *kinds[0]),
         [
             (
-                names.get(place, str(place - 2)) + (" *" if place in front else ""),
+                label + (" *" if place in front else ""),
                 " ".join(f"{rule[name]:g}" for name in NAMES),
                 f"{totals[place][0]:.2f}",
                 f"{totals[place][1]:.1%}",
                 *(f"{cost:.2f} {share:.0%}" for cost, share in kinds[place].values()),
             )
-            for place, rule in enumerate(rules)
+            for place, (label, rule) in enumerate(rules.items())
         ],
         texts=2,
     )
@@ -110,10 +119,10 @@ def main(data: Path | None, split: Any, hours: int, tolerated: float) -> None:
     click.echo(f"* on the front. The cheapest rule for each pattern and rate, in hindsight: {cost:.3f}, {share:.1%}")
     print_result({
         "rules": [
-            {"values": dict(rule), "cost": total[0], "over": total[1], "kinds": kind}
-            for rule, total, kind in zip(rules, totals, kinds, strict=True)
+            {"name": name, "values": dict(rule), "cost": total[0], "over": total[1], "kinds": kind}
+            for (name, rule), total, kind in zip(rules.items(), totals, kinds, strict=True)
         ],
-        "front": front, "default": 0, "before": 1, "best_by_pattern": [cost, share],
+        "front": front, "best_by_pattern": [cost, share],
         "hours": len(judge.hours), "split": split,
     })  # fmt: skip
 

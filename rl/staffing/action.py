@@ -80,6 +80,7 @@ class Staffing:
         experts = workload.experts
         self._place = {node.id: place for place, node in enumerate(experts)}
         self._functions = [node.function for node in experts]
+        self._fewest_calls = workload.space.concurrency_min
 
     def desired(
         self, observation: Observation, actions: Actions, priority: Floats, room: Resources | None
@@ -96,12 +97,19 @@ class Staffing:
         plan = self._planner.plan(observation, budget, lambda node: float(load[self._place[node]]), room)
         if not plan.desired:
             return {}
-        planned = [plan.desired[function] for function in self._functions]
+        planned = [one_at_a_time(plan.desired[function], self._fewest_calls) for function in self._functions]
         standbys = granted(np.rint(values["standbys"]).astype(int), planned, priority, room)
         return {
             function: replace(configuration, burst=_burst(int(standbys[place]), values, place))
             for place, (function, configuration) in enumerate(zip(self._functions, planned, strict=True))
         }
+
+
+def one_at_a_time(configuration: Configuration, fewest_calls: int = 1) -> Configuration:
+    """On cores a replica takes one call, or ``fewest_calls`` of Φ: the others wait for whichever replica is free first,
+    a standby that opens meanwhile included, not behind the call that they share a replica with. With a GPU share as
+    planned."""
+    return configuration if configuration.gpu_share else replace(configuration, concurrency=fewest_calls)
 
 
 def _burst(standbys: int, values: Mapping[str, Floats], place: int) -> Burst | None:

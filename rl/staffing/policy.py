@@ -109,7 +109,7 @@ class RuleSettings(PlannerSettings):
     """Times its calls in the last window that replicas always run for."""
     standbys: NotNegative = 6.0
     """Replicas of every expert that wait."""
-    spare: NotNegative = 0.5
+    spare: NotNegative = 0.1
     """z of the activation rule: replicas for each root of the work."""
     activation_headroom: NotNegative = 1.0
     """k of the activation rule: replicas for each replica's worth of work."""

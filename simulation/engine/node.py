@@ -244,6 +244,7 @@ def run_node(
                     span_s = soon_s - now_s
                     served_s += span_s
                     busy_s += span_s
+                    last[p] = soon_s
                     if machines is not None:
                         soon_s += reply_s(machines, node, request, tokens[request], slot[SITE, p])
                     latency_s += soon_s - arrived[request]

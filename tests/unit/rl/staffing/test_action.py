@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from autoscaler.capacity import total_needs
 from autoscaler.contract import Burst, Configuration, Resources
-from rl.staffing.action import AXES, NAMES, action_of, granted
+from rl.staffing.action import AXES, NAMES, action_of, granted, one_at_a_time
 from rl.staffing.risk import RiskSettings, risk
 
 ONE = Configuration(128, 2.0, 0.0, 1, 4)
@@ -41,6 +41,12 @@ def test_standbys_go_to_the_expert_with_the_larger_priority_first() -> None:
     # two replicas take 4 of 10 cores, so three standbys fit; at 3 to 1 all three come before the second's first
     assert granted(wanted, [ONE, ONE], np.array([3.0, 1.0]), room).tolist() == [3, 0]
     assert granted(wanted, [ONE, ONE], np.array([1.0, 1.0]), room).tolist() == [2, 1]
+
+
+def test_on_cores_a_replica_takes_one_call_and_with_a_gpu_what_was_planned() -> None:
+    on_gpu = Configuration(128, 0.0, 0.3, 1, 4)
+    assert [one_at_a_time(ONE).concurrency, one_at_a_time(ONE, 2).concurrency] == [1, 2]
+    assert one_at_a_time(on_gpu) == on_gpu
 
 
 def test_without_walls_all_are_granted() -> None:
