@@ -48,6 +48,8 @@ class Inspection:
     dtype: str
     layers: int
     top_k: int
+    shared: int
+    """Experts at the end of each layer that every token meets."""
     gates: str
     tokenizer: str | None
     max_tokens: int | None
@@ -71,9 +73,9 @@ def inspect(directory: str | Path, verify: bool = True) -> Inspection:
     rows = [manifest.experts(layer) for layer in range(manifest.layers)]
     experts = [node for row in rows for node in row]
     whole = sum(node.parameters for node in manifest.nodes)
-    top_k = manifest.router.top_k
+    router = manifest.router
     segments = _sums(manifest.segments, sum(node.flops_per_token for node in manifest.segments), whole)
-    routed = _sums(experts, sum(top_k * _mean([node.flops_per_token for node in row]) for row in rows), whole)
+    routed = _sums(experts, sum(manifest.tokens_share(node) * node.flops_per_token for node in experts), whole)
     tokenizer = manifest.tokenizer
     return Inspection(
         directory=str(directory),
@@ -82,23 +84,20 @@ def inspect(directory: str | Path, verify: bool = True) -> Inspection:
         task=manifest.task,
         dtype=manifest.dtype,
         layers=manifest.layers,
-        top_k=top_k,
-        gates=manifest.router.gates,
+        top_k=router.top_k,
+        shared=router.shared or 0,
+        gates=router.gates,
         tokenizer=None if tokenizer is None else tokenizer.file,
         max_tokens=None if tokenizer is None else tokenizer.max_tokens,
         total=_sums(manifest.nodes, segments.flops_per_token + routed.flops_per_token, whole),
         segments=segments,
         experts=routed,
-        active_parameters=segments.parameters + sum(top_k * _mean([node.parameters for node in row]) for row in rows),
+        active_parameters=segments.parameters + sum(manifest.tokens_share(node) * node.parameters for node in experts),
         by_layer=tuple(_layer(manifest, layer) for layer in range(manifest.layers)),
         last_segment=manifest.segments[-1].id,
         last_segment_parameters=manifest.segments[-1].parameters,
         files_bytes=sum(ref.bytes for ref in manifest.files.values()),
     )
-
-
-def _mean(values: Sequence[int]) -> float:
-    return sum(values) / len(values)
 
 
 def _sums(nodes: Sequence[Node], flops: float, whole: int) -> Sums:
@@ -125,7 +124,8 @@ def _tree(view: Inspection) -> Tree:
         sizes = sorted(set(row.expert_parameters))
         each = millions(sizes[0]) if len(sizes) == 1 else f"{millions(sizes[0])} to {millions(sizes[-1])}"
         last = len(row.expert_parameters) - 1
-        branch.add(f"expert-{row.layer}-0 … {last}  {last + 1} of {each}, top-{view.top_k} ({view.gates})")
+        always = f", the last {view.shared} always" if view.shared else ""
+        branch.add(f"expert-{row.layer}-0 … {last}  {last + 1} of {each}, top-{view.top_k} ({view.gates}){always}")
     tree.add(f"{view.last_segment}  {millions(view.last_segment_parameters)}")
     return tree
 

@@ -21,7 +21,8 @@ from moe.errors import ManifestError
 from moe.manifest_proof import check, verify_files, verify_weights
 from moe.names import INGRESS, MANIFEST_FILE
 
-VERSION = 1
+VERSION = 2
+"""Newest; what has no shared experts is written as version 1, which older programs read, too."""
 MAX_MANIFEST_BYTES = 64 * 2**20
 
 Family = Literal[
@@ -78,6 +79,9 @@ class Router:
     twice ``jitter`` of it. ``sigmoid-topk``: a sigmoid of each logit, the k largest after a correction that the segment
     holds. With ``groups`` of neighbouring experts the k come from the ``top_groups`` best of them. Gates are multiplied
     by ``scale`` at the end.
+
+    The last ``shared`` experts of every layer are not chosen: every token meets them, with gate 1 or what the segment's
+    own gate gives (version 2). They follow the ``top_k`` chosen ones.
     """
 
     top_k: int
@@ -87,6 +91,12 @@ class Router:
     jitter: float | None = None
     groups: int | None = None
     top_groups: int | None = None
+    shared: int | None = None
+
+    @property
+    def calls(self) -> int:
+        """Experts that a token meets in each layer."""
+        return self.top_k + (self.shared or 0)
 
 
 @dataclass(frozen=True)
@@ -137,7 +147,11 @@ class Manifest:
     nodes: tuple[Node, ...]
     edges: tuple[tuple[str, str], ...]
     files: Mapping[str, FileRef]
-    version: int = VERSION
+
+    @property
+    def version(self) -> int:
+        """The oldest version that holds all of it."""
+        return 1 if self.router.shared is None else VERSION
 
     @cached_property
     def segments(self) -> tuple[Node, ...]:
@@ -162,6 +176,15 @@ class Manifest:
         if not 0 <= layer < self.layers:
             raise IndexError(f"Pipeline {self.name} has MoE layers 0 to {self.layers - 1}, not {layer}.")
         return self._experts[layer]
+
+    def routed(self, layer: int) -> int:
+        """How many experts of MoE layer ``layer`` the router chooses among."""
+        return len(self.experts(layer)) - (self.router.shared or 0)
+
+    def tokens_share(self, expert: Node) -> float:
+        """Mean part of its layer's tokens that an expert gets, where the chosen ones get equal parts."""
+        routed = self.routed(expert.layer)
+        return 1.0 if (expert.expert or 0) >= routed else self.router.top_k / routed
 
     @cached_property
     def _by_id(self) -> Mapping[str, Node]:
@@ -285,7 +308,7 @@ def _path_of(error: Any) -> str:
 
 def _build(document: Mapping[str, Any]) -> Manifest:
     tokenizer = document["tokenizer"]
-    fields = dict(document)
+    fields = {name: value for name, value in document.items() if name != "version"}
     fields["router"] = Router(**document["router"])
     fields["tokenizer"] = None if tokenizer is None else Tokenizer(**tokenizer)
     fields["nodes"] = tuple(
@@ -308,7 +331,7 @@ def _build(document: Mapping[str, Any]) -> Manifest:
 # Writing ----------------------------------------------------------------------------------------------------
 
 
-LATER = frozenset(("chat_template", "jitter", "groups", "top_groups"))
+LATER = frozenset(("chat_template", "jitter", "groups", "top_groups", "shared"))
 """Keys that came later and are written where they have a value only: a profile names its manifest by its bytes."""
 
 
@@ -320,8 +343,8 @@ def to_json(manifest: Manifest) -> str:
 def _plain(value: Any) -> Any:
     if hasattr(value, "__dataclass_fields__"):
         names = list(value.__dataclass_fields__)
-        if "version" in names:
-            names.sort(key=lambda name: name != "version")
+        if isinstance(value, Manifest):
+            names.insert(0, "version")
         return {
             name: _plain(entry) for name in names if (entry := getattr(value, name)) is not None or name not in LATER
         }

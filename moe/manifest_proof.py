@@ -49,9 +49,10 @@ def _check_topology(manifest: Manifest, where: str) -> None:
     for layer, count in enumerate(counts):
         if [node.expert for node in manifest.experts(layer)] != list(range(count)) or count == 0:
             raise ManifestError(f"{where}: key nodes: experts of layer {layer} must be numbered 0 to m without gaps.")
-        if manifest.router.top_k > count:
+        if manifest.router.calls > count:
             raise ManifestError(
-                f"{where}: key router.top_k: is {manifest.router.top_k}, but layer {layer} has {count} experts."
+                f"{where}: key router.top_k: is {manifest.router.top_k}, but layer {layer} has {count} experts, "
+                f"{manifest.router.shared or 0} of which are not chosen."
             )
     _check_edges(manifest, counts, where)
 

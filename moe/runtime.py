@@ -240,7 +240,7 @@ def _copied(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Te
 def _check_router(segment: Segment, manifest: Manifest, node: Node, path: Path) -> None:
     if segment.router is None:
         return
-    routed, experts = segment.router.linear.matrix.shape[1], len(manifest.experts(node.layer))
+    routed, experts = segment.router.linear.matrix.shape[1], manifest.routed(node.layer)
     if routed != experts:
         raise ManifestError(f"{path}: the router chooses among {routed} experts, the manifest has {experts}.")
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +197,7 @@ class _Writer:
         """Segment ``index`` and the experts behind it, one after another."""
         size = int(reader.architecture.get("decoder", reader.architecture)["hidden_size"])
         shared = "shared.w_in.weight" in segment
-        flows = flows_of_segment(reader, index, router.top_k, self.dtype.itemsize, shared)
+        flows = flows_of_segment(reader, index, router.calls, self.dtype.itemsize, shared)
         self.write(segment_id(index), index, None, segment, **flows)
         for expert, tensors in enumerate(experts):
             flows = flows_of_expert(size, self.dtype.itemsize)
@@ -246,7 +247,7 @@ def flows_of_expert(hidden_size: int, itemsize: int) -> dict[str, Any]:
 
 
 def flows_of_segment(
-    reader: DenseReader | NativeReader, index: int, top_k: int, itemsize: int, shared: bool
+    reader: DenseReader | NativeReader, index: int, calls: int, itemsize: int, shared: bool
 ) -> dict[str, Any]:
     """Names and bytes per token of a segment's call.
 
@@ -270,7 +271,7 @@ def flows_of_segment(
         vocab = (reader.architecture["decoder"] if seq2seq else numbers)["vocab_size"]
         return _flows(inputs, ("logits",), bytes_in, vocab * itemsize)
     outputs: tuple[str, ...] = ("residual", "expert_ids", "gates")
-    bytes_out = size + 12 * top_k
+    bytes_out = size + 12 * calls
     if shared or reader.task == "causal-lm":
         outputs, bytes_out = ("residual", "x", "expert_ids", "gates"), bytes_out + size
     if index == bridge:
@@ -287,17 +288,33 @@ def _flows(inputs: tuple[str, ...], outputs: tuple[str, ...], bytes_in: int, byt
     }
 
 
+SHARED = ("gate_up.weight", "down.weight")
+"""Tensors of an expert that every token meets."""
+
+
 def _split_native(writer: _Writer, reader: NativeReader, settings: SplitSettings) -> m.Manifest:
     top_k = settings.top_k or reader.router.top_k
     if top_k != reader.router.top_k:
         raise CheckpointError(
             f"{settings.name}: this checkpoint was trained with top-k {reader.router.top_k}, not {top_k}."
         )
-    writer.total = reader.layers * (1 + reader.experts) + 1
+    router = reader.router
     for index in range(reader.layers + 1):
+        segment, shared = _without_shared(reader.segment(index))
+        if shared and index == 0:
+            router = replace(router, shared=1)
+        writer.total = reader.layers * (1 + reader.experts + (router.shared or 0)) + 1
         experts = (reader.expert(index, expert) for expert in range(reader.experts if index < reader.layers else 0))
-        writer.write_layer(reader, index, reader.router, reader.segment(index), experts)
-    return writer.manifest(reader, settings, reader.router)
+        writer.write_layer(reader, index, router, segment, chain(experts, [shared] if shared else []))
+    return writer.manifest(reader, settings, router)
+
+
+def _without_shared(segment: NodeTensors) -> tuple[NodeTensors, NodeTensors]:
+    """A segment's tensors without the expert that every token meets, and that expert's; its gate stays, as it is chosen
+    with the others."""
+    moved = {f"shared.{name}": name for name in SHARED if f"shared.{name}" in segment}
+    rest = {name: tensor for name, tensor in segment.items() if name not in moved}
+    return rest, {ours: segment[theirs] for theirs, ours in moved.items()}
 
 
 def dense_router(settings: SplitSettings) -> m.Router:

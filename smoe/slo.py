@@ -18,13 +18,14 @@ STEPS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0)
 
 def known_pass_s(manifest: Manifest, tokens: float, segment_cores: float, expert_cores: float) -> float:
     """Seconds of a pass of ``tokens`` whose calls get the cores of their limits and no more, one layer after another,
-    each layer's tokens spread evenly over its experts. ``*_cores``: real ones; a call uses one at most."""
+    each layer's tokens spread evenly over the experts that its router chooses among. ``*_cores``: real ones; a call
+    uses one at most."""
     segments_s = sum(call_s(tokens * segment.flops_per_token) for segment in manifest.segments)
     experts_s = 0.0
     for layer in range(manifest.layers):
         experts = manifest.experts(layer)
-        each = tokens * manifest.router.top_k / len(experts)
-        experts_s += max(call_s(each * expert.flops_per_token) for expert in experts)
+        each = [tokens * manifest.tokens_share(expert) * expert.flops_per_token for expert in experts]
+        experts_s += max(map(call_s, each))
     return segments_s / min(1.0, segment_cores) + experts_s / min(1.0, expert_cores)
 
 

@@ -72,7 +72,7 @@ class Instance:
         self._caller = caller
         self._driver = driver
         self._dispatcher = dispatcher
-        self._layers = manifest.layers
+        self._layers, self._top_k = manifest.layers, manifest.router.top_k
         self._replica_of = [(segment.id, replicas[caller.address(segment.id)[0]].id) for segment in manifest.segments]
         self._pools = {name: ConnectionPool(replica.address) for name, replica in replicas.items()}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -107,7 +107,7 @@ class Instance:
     async def run(self, parts: Parts, context: PassContext) -> tuple[list[Answer], Array | None]:
         """One pass over the next tokens of some texts: of each the logits ``[rows, vocab]``, one row after its last
         token, or one after each token where the text is ``scoring``; the likeliest tokens alone where no text wants
-        more; and where one is ``routed`` the experts
+        more; and where one is ``routed`` the chosen experts
         ``[B, layers, k]`` of each text's last token. Raises KvError, CallError."""
         which = _which(parts)
         tokens = [token for text, count in parts for token in text.tokens[text.kept : text.kept + count]]
@@ -117,7 +117,7 @@ class Instance:
         for layer in range(self._layers):
             routed = await self._segment(layer, tensors, context)
             if last is not None:
-                experts.append(routed["expert_ids"][last])
+                experts.append(routed["expert_ids"][last, : self._top_k])
             hidden = await self._driver.layer(layer, routed, context)
             tensors = {"hidden": hidden, **which}
         logits = await self._logits(parts, hidden, tensors, context)

@@ -96,7 +96,7 @@ def generation_answer(model: str, outputs: list[dict[str, Any]], logits: Array |
 def check_size(manifest: Manifest, lengths: list[int]) -> None:
     """Refuse what would not fit one message between functions. Raises BadInputError."""
     numbers = manifest.architecture.get("encoder", manifest.architecture)
-    per_token = 2 * 4 * int(numbers["hidden_size"]) + 12 * manifest.router.top_k
+    per_token = 2 * 4 * int(numbers["hidden_size"]) + 12 * manifest.router.calls
     most = (MAX_BYTES - 4096) // per_token
     if sum(lengths) > most:
         raise BadInputError(f"the texts have {sum(lengths)} tokens together; at most {most} go into one request")

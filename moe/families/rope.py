@@ -89,8 +89,8 @@ class DenseBlock:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The part of a MoE layer before its experts, and the expert that every token meets: ``r + shared(x)``, with a gate
-    ``r + σ(x w) shared(x)``."""
+    """The part of a MoE layer before its experts. In pipelines of version 1 with the expert that every token meets:
+    ``r + shared(x)``, with a gate ``r + σ(x w) shared(x)``."""
 
     attention: Attention | LatentAttention
     norm: Norm
@@ -151,8 +151,12 @@ def _begin(weights: Weights, n: Numbers, rotary: Rotary, layer: int) -> Begin:
         attention=_attention(weights, "attention", n, rotary, layer),
         norm=weights.norm("expert_norm", d, n["eps"]),
         shared=_gated(weights, "shared.", n) if shared else None,
-        shared_gate=weights.linear("shared.gate", d, 1) if weights.has_linear("shared.gate") else None,
+        shared_gate=_shared_gate(weights, d) if shared else None,
     )
+
+
+def _shared_gate(weights: Weights, hidden_size: int) -> Linear | None:
+    return weights.linear("shared.gate", hidden_size, 1) if weights.has_linear("shared.gate") else None
 
 
 def _rotary(weights: Weights, n: Numbers) -> Rotary:
@@ -199,7 +203,9 @@ def segment(weights: Weights, architecture: Numbers, settings: Router, index: in
         linear = weights.linear("router", d, -1)
         corrected = weights.has("router.correction")
         correction = weights.tensor("router.correction", linear.matrix.shape[1]) if corrected else None
-        router = RouterProgram(linear, settings, correction)
+        router = RouterProgram(
+            linear, settings, correction, None if settings.shared is None else _shared_gate(weights, d)
+        )
     return Segment(embed=words, blocks=blocks, begin=begin, router=router, head=head)
 
 

@@ -17,15 +17,33 @@ class RouterProgram:
     settings.
     """
 
-    __slots__ = ("correction", "linear", "settings")
+    __slots__ = ("correction", "linear", "settings", "shared_gate")
 
-    def __init__(self, linear: Linear, settings: Router, correction: Tensor | None = None) -> None:
-        """``correction [E]`` float32 is added to the scores where experts are chosen, not to the gates."""
+    def __init__(
+        self, linear: Linear, settings: Router, correction: Tensor | None = None, shared_gate: Linear | None = None
+    ) -> None:
+        """``correction [E]`` float32 is added to the scores where experts are chosen, not to the gates; a sigmoid of
+        ``shared_gate`` is the gate of the experts that every token meets, 1 without one."""
         if settings.gates == "sigmoid-topk" or settings.groups is not None:  # computed in float32 by those models
             linear = Linear(linear.matrix.float(), linear.bias)
         self.linear, self.settings, self.correction = linear, settings, correction
+        self.shared_gate = shared_gate
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        ids, gates = self._chosen(x)
+        shared = self.settings.shared
+        if shared is None:
+            return ids, gates
+        routed, tokens = self.linear.matrix.shape[1], x.shape[0]
+        certain = torch.arange(routed, routed + shared, device=x.device).expand(tokens, -1)  # [T, s]
+        if self.shared_gate is None:
+            weight = gates.new_ones(tokens, shared)  # [T, s]
+        else:
+            weight = torch.sigmoid(self.shared_gate(x)).float().expand(-1, shared)  # [T, s]
+        return torch.cat((ids, certain), -1), torch.cat((gates, weight), -1)  # [T, k + s] each
+
+    def _chosen(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """``[T, k]`` each."""
         s = self.settings
         if s.gates == "ones" and s.top_k == self.linear.matrix.shape[1]:
             ids = torch.arange(s.top_k, device=x.device).expand(x.shape[0], -1).contiguous()  # [T, E]

@@ -213,7 +213,11 @@ def _profiled(making: Making, settings: MakingSettings, profile: Profile, space:
     manifest = load_manifest(making.settings.manifest_dir, verify=False)
     costs = {node.id: manifest_cost(manifest, node) for node in manifest.nodes}
     experts = [making.topology.experts(layer) for layer in range(making.topology.layers)]
-    tokens = [max(1.0, (settings.mean_tokens or MEAN_TOKENS) * manifest.router.top_k / len(layer)) for layer in experts]
-    called = [(costs[node.id], length) for layer, length in zip(experts, tokens, strict=True) for node in layer]
+    mean = settings.mean_tokens or MEAN_TOKENS
+    called = [
+        (costs[node.id], max(1.0, mean * manifest.tokens_share(manifest.node(node.id))))
+        for layer in experts
+        for node in layer
+    ]
     make_model = cluster_model if settings.cluster else fitted_model
     return mean_calls(make_model(profile, costs, settings.cpu_scale or None), called, space)

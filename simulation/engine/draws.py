@@ -67,11 +67,11 @@ def quantile(tables: Floats, row: int, probability: float) -> float:
 @compiled
 def route(
     seed: int, arrival_s: Floats, tokens: Ints, popularity: Floats, spread: Ints, factors: Floats, phase_s: float,
-    experts: Ints, top_k: int, counts: Tokens,
+    experts: Ints, top_k: int, shared: int, counts: Tokens,
 ) -> None:  # fmt: skip
     """Token routing of every request (see :mod:`simulation.workloads.routing`): ``counts [1 + all experts, requests]``
     gets the tokens of the request in row 0 and below the tokens that each expert gets of it, in order of layer and
-    number."""
+    number; the last ``shared`` experts of a layer get all of them."""
     weights = np.empty(popularity.shape[2])
     drawn = np.empty(popularity.shape[2], dtype=np.int64)
     chosen = np.empty(popularity.shape[2], dtype=np.uint8)
@@ -84,7 +84,7 @@ def route(
         first = 1
         for layer in range(experts.size):
             key = stream_key(seed, layer, request)
-            size, whole = experts[layer], 0.0
+            size, whole = experts[layer] - shared, 0.0
             for j in range(size):
                 weight = popularity[before, layer, j] * (1 - part) + popularity[after, layer, j] * part
                 weights[j] = weight * quantile(factors, spread[layer, j], uniform(key, j))
@@ -106,4 +106,6 @@ def route(
                     left -= weights[expert]
             for j in range(size):
                 counts[first + j, request] = drawn[j]
-            first += size
+            for j in range(size, size + shared):
+                counts[first + j, request] = tokens[request]
+            first += size + shared

@@ -76,7 +76,7 @@ def draw_requests(
     routing = workload.routing
     kernel.route(
         seed, arrivals, lengths, routing.popularity, routing.spread, factor_tables(), routing.phase_s,
-        experts.astype(np.int64), workload.top_k, counts,
+        experts.astype(np.int64), workload.top_k, workload.shared, counts,
     )  # fmt: skip
     return Requests(arrivals, counts, source or f"{arrivals.size} requests, {routing.source}, seed {seed}")
 

@@ -176,6 +176,7 @@ class Workload:
     lifecycle: Lifecycle
     routing: RoutingStatistics
     top_k: int
+    """Experts that a token chooses in each layer."""
     tokens: TokenLengths
     space: ConfigurationSpace = field(default_factory=ConfigurationSpace)
     """The configuration space of experts."""
@@ -199,6 +200,8 @@ class Workload:
     """What segments run with unless ordered otherwise."""
     capacity: Capacity | None = None
     """What all functions may take together, segments and ingress included; None: there is room for every replica."""
+    shared: int = 0
+    """Experts at the end of each layer that every token meets, over and above those."""
     measured: bool = False
     """True: latency and lifecycle come from a profile of a machine."""
 
@@ -242,7 +245,8 @@ class Workload:
         """Tokens of a mean call, at which concurrent calls are taken to share a replica."""
         if node.kind != "expert" or node.layer is None:
             return self.tokens.mean
-        return max(1.0, self.tokens.mean * self.top_k / len(self.topology.experts(node.layer)))
+        routed = len(self.topology.experts(node.layer)) - self.shared
+        return max(1.0, self.tokens.mean * (1.0 if (node.expert or 0) >= routed else self.top_k / routed))
 
     def memory_need(self, node: NodeInfo, peak_tokens: float) -> MemoryNeed:
         """Eq. (2)'s numbers of one node."""
@@ -300,6 +304,7 @@ def pipeline_workload(
         lifecycle=lifecycle,
         routing=routing if routing is not None else zipf_routing(counts),
         top_k=manifest.router.top_k,
+        shared=manifest.router.shared or 0,
         tokens=tokens,
         space=space if space is not None else ConfigurationSpace(),
         prices=prices if prices is not None else load_prices(),

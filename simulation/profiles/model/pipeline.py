@@ -150,15 +150,14 @@ def host_of(profile: Profile, manifest: Manifest) -> Host:
 
 def _visits(manifest: Manifest) -> int:
     """Nodes that a token visits."""
-    return manifest.layers + 1 + manifest.layers * manifest.router.top_k
+    return manifest.layers + 1 + manifest.layers * manifest.router.calls
 
 
 def _moved_s(manifest: Manifest, costs: Mapping[str, NodeCost], tokens: float, network: Network) -> float:
     """Seconds on the ingress's network between two stages of a pass of so many tokens, in the mean."""
     moved = {node: cost.bytes_in_per_token + cost.bytes_out_per_token for node, cost in costs.items()}
     segments = sum(moved[node.id] for node in manifest.nodes if node.kind == "segment")
-    layers = [[moved[node.id] for node in manifest.experts(layer)] for layer in range(manifest.layers)]
-    experts = sum(manifest.router.top_k * float(np.mean(layer)) for layer in layers)
+    experts = sum(manifest.tokens_share(node) * moved[node.id] for node in manifest.nodes if node.kind == "expert")
     return tokens * (segments + experts) / network.bytes_per_s / (2 * manifest.layers + 1)
 
 
