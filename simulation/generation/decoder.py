@@ -115,6 +115,8 @@ class DecoderSimulation:
         self._alone = {place: self._expert(place) for place in self._experts}
         """What calls take that no other disturbs, as the profile was measured."""
         self._layers = self._laid_out()
+        shared = workload.shared
+        self._certain = [range(len(places) - shared, len(places)) for places in self._layers] if shared else []
         self._passes: dict[Batch, _Pass | None] = {}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
@@ -258,7 +260,8 @@ class DecoderSimulation:
         parts = [(text.kept, count) for text, count in iteration if text.tokens - text.kept > 1]
         whole_s = self._times.iteration(len(decodes), sum(text.tokens for text in decodes), parts)
         tokens = sum(count for _, count in iteration)
-        counts = drawn_tokens(self.workload.routing, self.workload.top_k, tokens, self.now_s, self._random).tolist()
+        routing, top_k = self.workload.routing, self.workload.top_k
+        counts = drawn_tokens(routing, top_k, tokens, self.now_s, self._random, self._certain).tolist()
         segment_s = max(0.0, whole_s - self._alone_s(counts)) / self._segments
         running = _Pass(self, batch, iteration, tokens, segment_s, counts)
         self._passes[batch] = running

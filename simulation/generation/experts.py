@@ -8,7 +8,7 @@ replica with the fewest, and holds it back while every replica has as many as it
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -126,15 +126,31 @@ class Expert:
 
 
 def drawn_tokens(
-    routing: RoutingStatistics, top_k: int, tokens: int, now_s: float, random: np.random.Generator
+    routing: RoutingStatistics,
+    top_k: int,
+    tokens: int,
+    now_s: float,
+    random: np.random.Generator,
+    certain: Sequence[Sequence[int]] = (),
 ) -> Ints:
     """[layers, experts] how many of ``tokens`` each expert gets: every token chooses ``top_k`` distinct experts of each
-    layer by the popularity at ``now_s`` (the largest of log weight + Gumbel noise)."""
+    layer by the popularity at ``now_s`` (the largest of log weight + Gumbel noise); those of a layer that are
+    ``certain`` get all."""
     weights = _popularity(routing, now_s)
+    for layer, experts in enumerate(certain):
+        weights[layer, experts] = 0.0
+    counts = np.where(weights > 0, tokens, 0)
+    if top_k < weights.shape[1]:
+        counts = _chosen_tokens(weights, top_k, tokens, random)
+    for layer, experts in enumerate(certain):
+        counts[layer, experts] = tokens
+    return counts
+
+
+def _chosen_tokens(weights: Floats, top_k: int, tokens: int, random: np.random.Generator) -> Ints:
+    """[layers, experts] of ``weights [layers, experts]``."""
     with np.errstate(divide="ignore"):
         scores = np.log(weights)[:, None, :] + random.gumbel(size=(weights.shape[0], tokens, weights.shape[1]))
-    if top_k >= weights.shape[1]:
-        return np.where(weights > 0, tokens, 0)
     chosen = np.argpartition(-scores, top_k - 1, axis=2)[:, :, :top_k]
     counts = np.zeros(weights.shape, dtype=np.int64)
     layers = np.broadcast_to(np.arange(weights.shape[0])[:, None, None], chosen.shape)

@@ -121,6 +121,8 @@ def test_tokens_choose_distinct_experts_by_popularity() -> None:
     one = sum(drawn_tokens(routing, 1, 50, 0.0, random) for _ in range(400)) / 20_000
     assert one == pytest.approx(routing.popularity[0], abs=0.015)
     assert drawn_tokens(routing, 4, 9, 0.0, random)[0].tolist() == [9, 9, 9, 9]
+    with_one = drawn_tokens(routing, 1, 50, 0.0, random, [range(3, 4), range(2, 3)])
+    assert (with_one[0, 3], with_one[1, 2], with_one.sum()) == (50, 50, 200)
 
 
 class Recorder:
