@@ -143,7 +143,7 @@ def edit(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
         pytest.param(edit(lambda d: d["files"].pop("weights/segment-0.safetensors")), "files", id="file"),
         pytest.param(edit(lambda d: d.update(task="causal-lm")), "task", id="task-of-another-family"),
         pytest.param(edit(lambda d: d["architecture"].update(layers=2)), "architecture", id="layers-lie"),
-        pytest.param(lambda t: t.replace('"version": 1', '"version": 2'), "version", id="version"),
+        pytest.param(lambda t: t.replace('"version": 1', '"version": 3'), "version", id="version"),
         pytest.param(lambda t: t.replace('"version": 1', '"version": NaN'), "NaN", id="nan"),
         pytest.param(lambda t: t.replace('"version": 1', '"name": "x", "version": 1'), "twice", id="key-twice"),
         pytest.param(lambda t: "[" * 100_000, "JSON|nested", id="deep"),
