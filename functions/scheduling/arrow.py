@@ -70,10 +70,16 @@ class Arrow(Scheduler):
             return
         prefilling, decoding = self.pool(Role.PREFILL), self.pool(Role.DECODE)
         prefill_load = sum(instance.prefill_s for instance in prefilling) / len(prefilling) / self.targets.ttft_s
-        self.decode_load = sum(instance.interval_s for instance in decoding) / len(decoding) / self.targets.tpot_s
+        interval_load = sum(instance.interval_s for instance in decoding) / len(decoding) / self.targets.tpot_s
+        # Texts that wait for room show in no interval: without them one instance may be left with all of them.
+        self.decode_load = max(interval_load, sum(map(self._fullness, decoding)) / len(decoding))
         settings = self.settings
         if self.decode_load >= settings.expand_load or prefill_load <= settings.shrink_load <= self.decode_load:
             self.flip(Role.DECODE, now_s)
+
+    def _fullness(self, instance: Instance) -> float:
+        """Its tokens in parts of what TPOT allows."""
+        return instance.decode_tokens / max(1, instance.profile.decode.most_tokens(self.targets.tpot_s))
 
     def flip(self, to: Role, now_s: float) -> Instance | None:
         """Algorithm 3: the other role's instance with the least flip cost becomes ``to``; None where none may."""

@@ -67,6 +67,20 @@ def test_no_decode_instance_is_flipped_while_decode_load_is_high() -> None:
     assert scheduler.prefill(2, 200, 1.0) == 0 and roles(scheduler) == "ppdd"
 
 
+def test_texts_that_wait_for_room_keep_their_instances_though_no_interval_shows_them() -> None:
+    scheduler = arrow(cooldown_s=1e6)
+    for request in range(4):
+        scheduler.prefill(request, 900, 0.0)
+        scheduler.decode(request, 0.0)
+    scheduler.update(1.0)
+    assert roles(scheduler) == "dpdd"  # the second text found no room
+    assert scheduler.decode_load == pytest.approx(1.2)  # 1,200 tokens each, 1,000 keep TPOT, none has come
+    scheduler.flips = 0
+    for request in range(4, 7):
+        scheduler.prefill(request, 900, 1.0)
+    assert scheduler.flips == 0
+
+
 def test_the_last_instance_of_a_phase_is_never_flipped() -> None:
     scheduler = arrow(instances=2, prefill=1)
     assert [scheduler.prefill(at, 900, 0.0) for at in range(3)] == [0, 0, 0]
