@@ -35,6 +35,7 @@ from functions.serving.settings import from_environment
 from functions.wire import format as wire
 from moe.manifest import load
 from moe.runtime import HOST, load_node
+from tests.parameters import some_fast
 from tests.unit.functions.conftest import get, post
 from tests.unit.functions.fake_driver import SHARE, FakeDriver, every_node, fail_at, gpu
 from tests.unit.functions.test_node_host import Asker, tensors_of
@@ -43,7 +44,7 @@ from tests.unit.moe import tiny
 # Computing
 
 
-@pytest.mark.parametrize("family", list(tiny.BUILDERS))
+@pytest.mark.parametrize("family", some_fast(tiny.BUILDERS))
 def test_every_node_answers_through_the_device_as_on_the_host(pipeline_of: Callable[[str], Path], family: str) -> None:
     device = gpu(FakeDriver())
     for _, program in every_node(pipeline_of(family)):

@@ -39,6 +39,7 @@ from functions.wire import format as wire
 from moe.manifest import load
 from moe.runtime import HOST, load_node
 from tests.doubles.fake_gpu import FakeMemory, FakeOpener
+from tests.parameters import some_fast
 from tests.unit.functions.fake_driver import SHARE, FakeDriver
 from tests.unit.moe import tiny
 
@@ -107,7 +108,7 @@ def lends(ground: Ground, memory: FakeMemory | None = None) -> Iterator[DeviceRe
         thread.join(10)
 
 
-@pytest.mark.parametrize("family", list(tiny.BUILDERS))
+@pytest.mark.parametrize("family", some_fast(tiny.BUILDERS))
 def test_every_node_answers_from_lent_weights_as_from_the_hosts(
     pipeline_of: Callable[[str], Path], tmp_path: Path, family: str
 ) -> None:
