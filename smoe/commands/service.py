@@ -185,11 +185,12 @@ def invoke(
         raise click.UsageError("no text: give it as argument or on standard input")
     client = GatewayClient(gateway_url) if gateway_url else GatewayClient.from_state(state)
     request: dict[str, Any] = {"inputs": texts[0] if len(texts) == 1 else texts}
-    if max_new_tokens is None and client.describe(name, timeout_s).get("task") in ("causal-lm", "seq2seq-lm"):
-        max_new_tokens = NEW_TOKENS
-    if max_new_tokens:
-        request["max_new_tokens"] = max_new_tokens
-    response = client.invoke(name, json.dumps(request).encode(), "application/json", timeout_s)
+    with Console(stderr=True).status(f"waiting for {name}"):
+        if max_new_tokens is None and client.describe(name, timeout_s).get("task") in ("causal-lm", "seq2seq-lm"):
+            max_new_tokens = NEW_TOKENS
+        if max_new_tokens:
+            request["max_new_tokens"] = max_new_tokens
+        response = client.invoke(name, json.dumps(request).encode(), "application/json", timeout_s)
     if response.status_code >= 400:
         raise GatewayRefusedError(
             f"{name} answered {response.status_code}: {response.text[:500]}", response.status_code
