@@ -340,9 +340,9 @@ _LOAD = (Series.NODE_BUSY_SECONDS, Series.NODE_TOKENS, Series.NODE_CALLS)
 def main() -> None:
     die_with_parent(os.getppid())
     directory, listener = Path(sys.argv[1]), socket.create_server(("127.0.0.1", 0))
-    print(listener.getsockname()[1], flush=True)
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
     app = app_of(Cluster(directory))
+    print(listener.getsockname()[1], flush=True)  # who connects before waits longer than a query may
     gc.collect()
     gc.freeze()  # a pass over thousands of documents would let a tick wait for a third of a second
     web.run_app(app, sock=listener, print=None, handle_signals=True)
