@@ -45,10 +45,11 @@ WARM_UP = 4
 """Windows that are not judged: what a token costs is measured in them."""
 ACTIVATION_S = 0.1
 RULES = (
-    Burst(6, 1.0, 0.5, 1.5, 0.25),
+    *(Burst(6, 1.0, spare, 1.5, 0.25) for spare in (0.1, 0.5)),
+    Burst(8, 1.0, 0.25, 0.75, 0.25),
     *(Burst(12, 1.0, spare, 0.5, 0.25) for spare in (0.5, 0.35, 0.27, 0.2)),
 )
-"""The policy's default, and leaner ones."""
+"""The policy's default, an ampler one, and leaner ones."""
 Judged = tuple[list[Floats], list[float | None]]
 """Parts and P95 in seconds of each judged window."""
 PARTS = ("ordered", "memory", "activated", "busy", "waking", "unused", "idle_end")
@@ -77,7 +78,7 @@ class Foreseeing(Bursts):
 class Hour:
     """One hour's requests and what its experts begin with."""
 
-    def __init__(self, settings: StaffingSettings, work: Work) -> None:
+    def __init__(self, settings: StaffingSettings, work: Work, calls: int) -> None:
         first = episode(settings.hours, work)
         experts, values = len(first.workload.experts), RuleSettings(load=0.1, budget=1.0, standbys=12.0).values
         planned = Staffing(first.workload).desired(
@@ -85,7 +86,7 @@ class Hour:
         )
         self.work, self.reference, self.seed = work, first.reference, first.seed
         self.start, self.windows = dict(first.present), first.windows
-        self.planned = {name: replace(one, replicas=1) for name, one in planned.items()}
+        self.planned = {name: replace(one, replicas=1, concurrency=calls) for name, one in planned.items()}
 
     def configurations(self, rule: Burst) -> dict[str, Configuration]:
         """Experts' with the standbys of ``rule`` that there is room for."""
@@ -195,10 +196,11 @@ def tries(hours: Sequence[Hour]) -> Iterator[Tried]:
 @click.option("--split", type=click.Choice(("train", "validation")), default="validation", help="Of the hours.")
 @click.option("--hours", type=AT_LEAST_1, default=2, help="Of every pattern at every rate.")
 @click.option("--seconds", type=click.FloatRange(180, 3600), default=600.0, help="Of each hour.")
-def main(data: Path | None, split: Any, hours: int, seconds: float) -> None:
+@click.option("--calls", type=AT_LEAST_1, default=1, help="That a replica takes at once; the policy gives it one.")
+def main(data: Path | None, split: Any, hours: int, seconds: float, calls: int) -> None:
     patterns = ("normal", "bursty", "diurnal")
     settings = StaffingSettings(hours=HourSettings(seconds=seconds, patterns=patterns), validation_hours=hours)
-    made = [Hour(settings, work) for work in Judge(settings, data_folder(data), split).hours]
+    made = [Hour(settings, work, calls) for work in Judge(settings, data_folder(data), split).hours]
     results: list[Tried] = []
     with progress(3 * len(RULES) + 1, "rules") as show:
         for number, tried in enumerate(tries(made), 1):
@@ -210,7 +212,15 @@ def main(data: Path | None, split: Any, hours: int, seconds: float) -> None:
         [(one.way, one.rule, f"{one.cost:.3f}", f"{one.over:.1%}") for one in results],
         texts=2,
     )
-    print_result({"rules": [asdict(one) for one in results], "hours": len(made), "split": split, "seconds": seconds})
+    print_result(
+        {
+            "rules": [asdict(one) for one in results],
+            "hours": len(made),
+            "split": split,
+            "seconds": seconds,
+            "calls": calls,
+        }
+    )
 
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ def run_all(
                         continue
                     show(f"{policy}, repeat {repeat + 1}", repeat * len(policies) + number)
                     one = contender(policy, run.window_s, replicas)
-                    real, real_sent_s = measured(run, one, directory, served.client, password)
+                    real, real_sent_s, _ = measured(run, one, directory, served.client, password)
                     model = simulated(run, one, directory, workload, real_sent_s, counts, run.seed + repeat)
                     cell = {"policy": policy, "repeat": repeat, "measured": asdict(real), "simulated": asdict(model)}
                     cells.append(cell)

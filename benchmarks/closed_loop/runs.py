@@ -110,9 +110,9 @@ def settings_of(contender: Contender, run: Run, directory: Path) -> ControllerSe
 
 def measured(
     run: Run, contender: Contender, directory: Path, client: GatewayClient, password: str
-) -> tuple[Outcome, Floats]:
-    """The policy on the running pipeline, and when each request was sent [requests] float64, in seconds after
-    the first look."""
+) -> tuple[Outcome, Floats, float]:
+    """The policy on the running pipeline, when each request was sent [requests] float64, in seconds after the first
+    look, and the Unix time of the replay's beginning."""
     settings = replace(settings_of(contender, run, directory), gateway_url=client.url, password=password)
     controller, window_s = build_controller(settings)
     topology = controller.topology
@@ -134,7 +134,7 @@ def measured(
     latencies = np.array([record.latency_s for record in answered], dtype=np.float64)
     ends = np.array([(record.sent_s or record.scheduled_s) + offset_s for record in answered]) + latencies
     failed = len(result.records) - len(answered)
-    return outcome(run, ends, latencies, reports, begun_s, failed), sent_s
+    return outcome(run, ends, latencies, reports, begun_s, failed), sent_s, replayed_s
 
 
 def simulated(

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 
 from autoscaler.contract import Configuration
@@ -107,11 +107,13 @@ def run_policies(
                 singles = send_singles(bench, lone, tokens) if number % SINGLES_EVERY == 0 else None
                 usage = Usage()
                 with SpeedClock() as clock:
-                    one, sent_s = measured(
+                    one, sent_s, begun_s = measured(
                         run, contender(policy, WINDOW_S, 1), served.directory, served.client, bench.auth[1]
                     )
-                others, begun_s = usage.cores()[1], time.time() - SECONDS
-                samples = [(at_s - begun_s, cpu_s) for at_s, cpu_s in clock.samples if at_s >= begun_s]
+                others = usage.cores()[1]
+                samples = [
+                    (at_s - begun_s, cpu_s) for at_s, cpu_s in clock.samples if begun_s <= at_s < begun_s + SECONDS
+                ]
                 record = LoopedRecord(policy, repeat, sent_s.tolist(), one, others, singles, samples)
                 records.append(record)
                 if kept is not None:
@@ -121,10 +123,12 @@ def run_policies(
 
 
 def load_looped(path: Path) -> list[LoopedRecord]:
-    """What :func:`run_policies` kept."""
+    """What :func:`run_policies` kept. Raises ClickException for a record without the machine's speed."""
     records = []
     for line in path.read_text().splitlines():
         document = json.loads(line)
+        if "clock" not in document:
+            raise click.ClickException(f"{path} is of an older form, which does not know how fast the machine was")
         singles = document.pop("singles")
         document["measured"] = Outcome(**document["measured"])
         records.append(LoopedRecord(**document, singles=None if singles is None else Singles(**singles)))
