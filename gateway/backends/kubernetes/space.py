@@ -330,7 +330,7 @@ class Space:
             await within(max(0.0, next_s - time.monotonic()), change)
 
     async def _keep_in_line(self, names: set[str]) -> bool:
-        """Whether all of them are; those that are not are touched again."""
+        """Whether the API server let all of them be; those that it did not are touched again."""
         turns = asyncio.Semaphore(RESIZED_AT_ONCE)
 
         async def keep(name: str) -> None:
@@ -340,6 +340,8 @@ class Space:
             except (ApiError, UnreachableError) as error:
                 errors.append(error)
                 self._touched.add(name)
+            except Exception:
+                log.exception("pods of function %s could not be brought in line, they are looked at again later", name)
 
         errors: builtins.list[Exception] = []
         await asyncio.gather(*(keep(name) for name in sorted(names)))

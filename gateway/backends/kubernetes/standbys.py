@@ -32,7 +32,8 @@ class Note:
     def of(pod: Object, now_s: float) -> Note:
         """``now_s``: Unix time. Without a note, or with one that cannot be read, nobody's, for no time."""
         until_s, _, gateway = (pod["metadata"].get("annotations") or {}).get(ACTIVATED, "").partition(" ")
-        return Note(gateway, float(until_s) - now_s) if until_s.isdigit() else Note("", 0.0)
+        readable = until_s.isascii() and until_s.isdigit()  # a superscript two is a digit, too
+        return Note(gateway, float(until_s) - now_s) if readable else Note("", 0.0)
 
 
 @dataclass
@@ -96,9 +97,10 @@ class Lowered:
         self._gateway = gateway
         self._held_s, self._others_s = held_s, others_s
         self._waits_since_s: dict[str, float] = {}
-        """Standby → since when it waits with its request."""
-        self._open_since_s: dict[str, float] = {}
-        """Pod → since when it takes calls, or took them before it began to wait."""
+        """Standby → since when it waits with its request and without another gateway's note."""
+        self._activated_since_s: dict[str, float] = {}
+        self._opened: set[str] = set()
+        """Pods that took calls since they last requested next to nothing."""
 
     def look(self, state: FunctionState, raised: Collection[str], notes: Mapping[str, Note], now_s: float) -> Look:
         """What to do about the function in ``state`` at ``now_s``, seconds of a clock that only grows. ``raised``: pods
@@ -107,20 +109,23 @@ class Lowered:
         for replica in state.replicas:
             pod, note = replica.id, notes.get(replica.id, Note("", 0.0))
             noted_here = note.gateway == self._gateway
-            if replica.state != "standby":
-                self._waits_since_s.pop(pod, None)
-                if replica.state == "ready" and state.standbys:
-                    self._open_since_s.setdefault(pod, now_s)
+            if replica.state == "ready" and state.standbys:
+                self._opened.add(pod)
             if pod in activated:
                 self._note(pod, note, now_s, look)
-            elif noted_here:
-                look.noted[pod] = False
+            else:
+                self._activated_since_s.pop(pod, None)
+                if noted_here:
+                    look.noted[pod] = False
             if replica.state == "standby" and (noted_here or note.left_s <= 0):
                 self._lower(pod, pod in raised, now_s, look)
+            else:
+                self._waits_since_s.pop(pod, None)
         return look
 
     def _note(self, pod: str, note: Note, now_s: float, look: Look) -> None:
-        left_s = max(self._open_since_s[pod] + self._others_s / 2 - now_s, note.left_s - NOTED_S / 2)
+        since_s = self._activated_since_s.setdefault(pod, now_s)
+        left_s = max(since_s + self._others_s / 2 - now_s, note.left_s - NOTED_S / 2)
         if left_s <= 0:
             look.noted[pod], left_s = True, NOTED_S / 2
         look.wait(left_s)
@@ -128,7 +133,7 @@ class Lowered:
     def _lower(self, pod: str, raised: bool, now_s: float, look: Look) -> None:
         if not raised:
             self._forget(pod)
-        held_s = self._held_s if pod in self._open_since_s else self._others_s
+        held_s = self._held_s if pod in self._opened else self._others_s
         left_s = self._waits_since_s.setdefault(pod, now_s) + held_s - now_s if raised else 0.0
         if left_s <= 0:
             look.lowered.add(pod)
@@ -137,9 +142,10 @@ class Lowered:
 
     def keep(self, pods: Iterable[str]) -> None:
         """Only these are there still."""
-        for pod in (self._waits_since_s.keys() | self._open_since_s.keys()) - set(pods):
+        for pod in (self._waits_since_s.keys() | self._activated_since_s.keys() | self._opened) - set(pods):
             self._forget(pod)
 
     def _forget(self, pod: str) -> None:
         self._waits_since_s.pop(pod, None)
-        self._open_since_s.pop(pod, None)
+        self._activated_since_s.pop(pod, None)
+        self._opened.discard(pod)

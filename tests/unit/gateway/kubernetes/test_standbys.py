@@ -176,17 +176,45 @@ def test_a_short_activation_is_not_noted_and_a_long_one_every_five_minutes() -> 
     assert lowered.look(state, {"p"}, written, 31.0) == standbys.Look(again_s=299.0)
     elsewhere = {"p": standbys.Note("there", 299.0)}
     assert lowered.look(state, {"p"}, elsewhere, 331.0).noted == {"p": True}
+
+
+def test_a_pod_that_two_gateways_had_activated_keeps_its_request_until_the_last_calls_have_been_answered() -> None:
+    lowered, pod = standbys.Lowered("here", held_s=5.0, others_s=60.0), Replica("p", "a:1", "ready")
+    state = FunctionState(bursting("standbys=1"), 0, (pod,), 1, 0.0, standbys=1, activated=1)
+    written, elsewhere = {"p": standbys.Note("here", 599.0)}, {"p": standbys.Note("there", 299.0)}
+    lowered.look(state, {"p"}, written, 331.0)
     released = replace(state, replicas=(replace(pod, state="standby"),), activated=0)
     assert lowered.look(released, {"p"}, written, 400.0) == standbys.Look(noted={"p": False}, again_s=5.0)
-    assert lowered.look(released, {"p"}, elsewhere, 405.0) == standbys.Look(), "another gateway has it activated, too"
-    assert lowered.look(released, {"p"}, {}, 405.0) == standbys.Look(lowered={"p"})
+    assert lowered.look(released, {"p"}, elsewhere, 403.0) == standbys.Look(), "another gateway has it activated, too"
+    assert lowered.look(released, {"p"}, elsewhere, 500.0) == standbys.Look()
+    assert lowered.look(released, {"p"}, {}, 500.0) == standbys.Look(again_s=5.0), "released there: it may have calls"
+    assert lowered.look(released, {"p"}, {}, 505.0) == standbys.Look(lowered={"p"})
+
+
+def test_a_pod_that_waited_before_another_gateways_note_waits_the_whole_time_once_it_is_gone() -> None:
+    lowered, pod = standbys.Lowered("here", held_s=5.0, others_s=60.0), Replica("p", "a:1", "standby")
+    state = FunctionState(bursting("standbys=1"), 0, (pod,), 1, 0.0, standbys=1)
+    assert lowered.look(state, {"p"}, {}, 0.0) == standbys.Look(again_s=60.0)
+    assert lowered.look(state, {"p"}, {"p": standbys.Note("there", 600.0)}, 30.0) == standbys.Look()
+    assert lowered.look(state, {"p"}, {}, 200.0) == standbys.Look(again_s=60.0)
+
+
+def test_activations_of_a_second_and_a_half_are_never_noted_however_many_there_are() -> None:
+    lowered, pod = standbys.Lowered("here", held_s=5.0, others_s=60.0), Replica("p", "a:1", "ready")
+    active = FunctionState(bursting("standbys=1"), 0, (pod,), 1, 0.0, standbys=1, activated=1)
+    released = replace(active, replicas=(replace(pod, state="standby"),), activated=0)
+    notes: dict[str, standbys.Note] = {}
+    for half in range(60):  # 90 s
+        look = lowered.look(released if half % 2 else active, {"p"}, notes, 1.5 * half)
+        assert not look.noted and not look.lowered, half
+    assert lowered.look(released, {"p"}, notes, 1.5 * 59 + 5.0).lowered == {"p"}
 
 
 @pytest.mark.parametrize(
     ("text", "note"),
     [
         ("1600 there", standbys.Note("there", 600.0)),
-        *((text, standbys.Note("", 0.0)) for text in ("", "there", "-1 there", "1e3 there")),
+        *((text, standbys.Note("", 0.0)) for text in ("", "there", "-1 there", "1e3 there", "² there")),
     ],
 )
 def test_a_note_that_cannot_be_read_is_nobodys(text: str, note: standbys.Note) -> None:
@@ -194,29 +222,42 @@ def test_a_note_that_cannot_be_read_is_nobodys(text: str, note: standbys.Note) -
     assert standbys.Note.of({"metadata": {}}, 1000.0) == standbys.Note("", 0.0)
 
 
+@pytest.mark.parametrize("error", [ApiError("PATCH f-0", 500, "no"), ValueError("no")], ids=["refused", "unexpected"])
 async def test_pods_of_several_functions_are_kept_at_the_same_time_and_one_that_cannot_be_holds_up_no_other(
-    double: Running, backends: Backends, monkeypatch: pytest.MonkeyPatch
+    double: Running,
+    backends: Backends,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
 ) -> None:
-    under_way, most, kept, keep = 0, 0, set(), Keeper.keep
+    under_way, most, failed, kept, keep = 0, 0, 0, set(), Keeper.keep
+    released = asyncio.Event()
 
-    async def slow(self: Keeper, name: str, *arguments: Any, **options: Any) -> bool:
-        nonlocal under_way, most
+    async def held(self: Keeper, name: str, *arguments: Any, **options: Any) -> bool:
+        nonlocal under_way, most, failed
         under_way += 1
         most = max(most, under_way)
-        await asyncio.sleep(0.05)
+        await released.wait()
         under_way -= 1
         if name == "f-0":
-            raise ApiError("PATCH f-0", 500, "no")
+            failed += 1
+            raise error
         kept.add(name)
         return await keep(self, name, *arguments, **options)
 
-    monkeypatch.setattr(Keeper, "keep", slow)
+    monkeypatch.setattr(Keeper, "keep", held)
     names = [f"f-{i}" for i in range(12)]
     for name in names:
         put(double, spec(name), 1)
-    await backends()
+    await backends(resync_s=0.05)
+    await until_so(lambda: under_way >= RESIZED_AT_ONCE)
+    released.set()
     await until_so(lambda: kept == set(names[1:]))
     assert most == RESIZED_AT_ONCE
+    kept.clear()
+    await until_so(lambda: kept == set(names[1:]) and failed > 1)  # all are looked at again
+    logged = [record for record in caplog.records if "could not" in record.message]
+    assert logged and all(bool(record.exc_info) == isinstance(error, ValueError) for record in logged)
 
 
 @pytest.mark.parametrize("rule", ["standbys=2", "standbys=1,sleep_s=3.0"])
