@@ -56,7 +56,7 @@ test-cluster: setup  ## the contract suites on a real cluster: make test-cluster
 
 CLIENTS := $(VENV)/clients
 # Beside the main environment, whose packages it sees: some of these ask for older versions of what the project uses.
-$(CLIENTS)/.installed: $(STAMP)
+$(CLIENTS)/.installed: $(STAMP) Makefile
 	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(CLIENTS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/main.pth"
 	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check langchain-openai==1.7.4 litellm==1.110.2 'lm-eval[api]==0.4.13' guidellm==0.8.1

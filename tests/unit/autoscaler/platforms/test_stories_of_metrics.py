@@ -23,9 +23,7 @@ from tests.unit.autoscaler.builders import topology
 from tests.unit.autoscaler.platforms.test_stories import FUNCTIONS, NODES, TICK_S, Story
 from tests.unit.autoscaler.servers import Reply, serve
 
-pytestmark = pytest.mark.slow
-
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 BUSY = 8.4
 """Calls in flight at each expert: three replicas of four slots at 70 %."""
 Row = dict[str, Any]
