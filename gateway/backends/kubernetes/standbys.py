@@ -89,8 +89,9 @@ class Lowered:
     """Which standbys of one namespace give up their CPU request now, and which pods ``gateway`` notes as activated.
 
     One that was released waits ``held_s``, to answer the calls that it still has. One that was not activated here waits
-    ``others_s``: it is new, or another gateway has it activated. An activation that lasts for half of that is noted on
-    the pod, and whoever finds another's note there leaves the pod alone.
+    ``others_s``: it is new, or another gateway has it activated. An activated pod that has not been lowered for half of
+    that gets a note until it is, and whoever finds another's note there leaves the pod alone: so activations that
+    follow each other closely are one to all gateways.
     """
 
     def __init__(self, gateway: str, held_s: float, others_s: float) -> None:
@@ -99,6 +100,7 @@ class Lowered:
         self._waits_since_s: dict[str, float] = {}
         """Standby → since when it waits with its request and without another gateway's note."""
         self._activated_since_s: dict[str, float] = {}
+        """Pod → when it was first activated here since it last requested next to nothing."""
         self._opened: set[str] = set()
         """Pods that took calls since they last requested next to nothing."""
 
@@ -113,14 +115,13 @@ class Lowered:
                 self._opened.add(pod)
             if pod in activated:
                 self._note(pod, note, now_s, look)
-            else:
-                self._activated_since_s.pop(pod, None)
-                if noted_here:
-                    look.noted[pod] = False
             if replica.state == "standby" and (noted_here or note.left_s <= 0):
                 self._lower(pod, pod in raised, now_s, look)
             else:
                 self._waits_since_s.pop(pod, None)
+            always = replica.state == "ready" and pod not in activated
+            if noted_here and (always or pod in look.lowered):
+                look.noted[pod] = False
         return look
 
     def _note(self, pod: str, note: Note, now_s: float, look: Look) -> None:

@@ -184,7 +184,7 @@ def test_a_pod_that_two_gateways_had_activated_keeps_its_request_until_the_last_
     written, elsewhere = {"p": standbys.Note("here", 599.0)}, {"p": standbys.Note("there", 299.0)}
     lowered.look(state, {"p"}, written, 331.0)
     released = replace(state, replicas=(replace(pod, state="standby"),), activated=0)
-    assert lowered.look(released, {"p"}, written, 400.0) == standbys.Look(noted={"p": False}, again_s=5.0)
+    assert lowered.look(released, {"p"}, written, 400.0) == standbys.Look(again_s=5.0)
     assert lowered.look(released, {"p"}, elsewhere, 403.0) == standbys.Look(), "another gateway has it activated, too"
     assert lowered.look(released, {"p"}, elsewhere, 500.0) == standbys.Look()
     assert lowered.look(released, {"p"}, {}, 500.0) == standbys.Look(again_s=5.0), "released there: it may have calls"
@@ -199,15 +199,20 @@ def test_a_pod_that_waited_before_another_gateways_note_waits_the_whole_time_onc
     assert lowered.look(state, {"p"}, {}, 200.0) == standbys.Look(again_s=60.0)
 
 
-def test_activations_of_a_second_and_a_half_are_never_noted_however_many_there_are() -> None:
+def test_activations_that_follow_each_other_closely_are_noted_once_until_the_pod_is_lowered() -> None:
     lowered, pod = standbys.Lowered("here", held_s=5.0, others_s=60.0), Replica("p", "a:1", "ready")
     active = FunctionState(bursting("standbys=1"), 0, (pod,), 1, 0.0, standbys=1, activated=1)
     released = replace(active, replicas=(replace(pod, state="standby"),), activated=0)
-    notes: dict[str, standbys.Note] = {}
-    for half in range(60):  # 90 s
-        look = lowered.look(released if half % 2 else active, {"p"}, notes, 1.5 * half)
-        assert not look.noted and not look.lowered, half
-    assert lowered.look(released, {"p"}, notes, 1.5 * 59 + 5.0).lowered == {"p"}
+    written_s: list[float] = []
+    for half in range(160):  # 240 s
+        now_s = 1.5 * half
+        notes = {"p": standbys.Note("here", written_s[-1] + 600.0 - now_s)} if written_s else {}
+        look = lowered.look(released if half % 2 else active, {"p"}, notes, now_s)
+        assert not look.lowered and look.noted in ({}, {"p": True}), half
+        written_s += [now_s] * len(look.noted)
+    assert written_s == [30.0]
+    look = lowered.look(released, {"p"}, {"p": standbys.Note("here", 300.0)}, 1.5 * 159 + 5.0)
+    assert (look.lowered, look.noted) == ({"p"}, {"p": False})
 
 
 @pytest.mark.parametrize(
