@@ -22,6 +22,7 @@ from autoscaler.policy.instances import InstancesPolicy
 from autoscaler.settings import ELSEWHERE, ControllerSettings
 from autoscaler.state.targets import Targets
 from simulation.engine.controlled import Step, simulate_policy
+from simulation.engine.errors import SimulationError
 from simulation.generation.decoder import DecoderSimulation
 from simulation.generation.engine import Outcome, Request
 from simulation.generation.measured import Measured
@@ -60,6 +61,15 @@ class Setting:
     settings: Path | None = None
     """Folder of policies' settings, ``POLICY.toml``."""
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises SimulationError where nothing would count."""
+        most_s = self.until_s - self.window_s
+        if self.warm_up_s > most_s:
+            raise SimulationError(
+                f"a warm-up of {self.warm_up_s:g} s leaves no window to count, as the requests end within "
+                f"{self.until_s:g} s; it may be 0 to {most_s:g} s (--warm-up)"
+            )
 
     @property
     def until_s(self) -> float:
@@ -128,19 +138,23 @@ def constants(setting: Setting) -> Iterator[dict[str, Any]]:
 
 
 def _texts(setting: Setting, outcome: Outcome) -> dict[str, Any]:
-    """Requests after the warm-up. One without a first token, or with more to come, counts once it is late."""
+    """Requests after the warm-up. One without a first token, or with more to come, counts once it is late, or too slow
+    even if it ended now."""
     targets, until_s = setting.targets, setting.until_s
     ttft_s, tpot_s, kept = list[float](), list[float](), list[bool]()
     for request, first_s, token_s in zip(setting.requests, outcome.ttft_s, outcome.tpot_s, strict=True):
         if request.arrival_s < setting.warm_up_s:
             continue
-        waited_s = until_s - request.arrival_s if first_s is None else first_s
-        late = targets.ttft_s is not None and waited_s > targets.ttft_s
+        so_far_s = until_s - request.arrival_s
+        late = targets.ttft_s is not None and (so_far_s if first_s is None else first_s) > targets.ttft_s
         if first_s is not None:
             ttft_s.append(first_s)
-        if token_s is None and not late:
+        pace_s = token_s
+        if token_s is None and first_s is not None:
+            pace_s = (so_far_s - first_s) / (request.output - 1)
+        slow = pace_s is not None and targets.tpot_s is not None and pace_s > targets.tpot_s
+        if token_s is None and not late and not slow:
             continue
-        slow = token_s is not None and targets.tpot_s is not None and token_s > targets.tpot_s
         kept.append(not late and not slow)
         if token_s is not None and request.output > 1:
             tpot_s.append(token_s)

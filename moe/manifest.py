@@ -7,10 +7,11 @@ a sentence that names the file, the key and the rule.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, cast
@@ -264,8 +265,8 @@ def from_json(text: str, where: str = MANIFEST_FILE, *, trusted: bool = False) -
         raise ManifestError(f"{where}: is not valid JSON: {error}.") from error
     except RecursionError as error:
         raise ManifestError(f"{where}: is nested too deeply to be a manifest.") from error
-    broken = None if trusted else _broken_rule(text)
-    if broken is not None:
+    broken = "" if trusted else _broken_rule(text)
+    if broken:
         raise ManifestError(f"{where}: {broken}")
     try:
         manifest = _build(document)
@@ -275,12 +276,26 @@ def from_json(text: str, where: str = MANIFEST_FILE, *, trusted: bool = False) -
     return manifest
 
 
-@lru_cache(maxsize=4)
-def _broken_rule(text: str) -> str | None:
-    """What a manifest breaks of the schema. Kept, as one command reads the same manifest several times."""
+_BROKEN_RULES: dict[str, str] = {}
+"""sha256 of a manifest's text → what it breaks, of the last few; the text itself may be 64 MiB."""
+
+
+def _broken_rule(text: str) -> str:
+    """What a manifest breaks of the schema, if anything. Kept, as one command reads the same manifest several times."""
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    broken = _BROKEN_RULES.get(digest)
+    if broken is None:
+        broken = _rule_that_breaks(text)
+        if len(_BROKEN_RULES) >= 4:
+            _BROKEN_RULES.pop(next(iter(_BROKEN_RULES), ""), None)
+        _BROKEN_RULES[digest] = broken
+    return broken
+
+
+def _rule_that_breaks(text: str) -> str:
     broken = jsonschema.exceptions.best_match(_validator().iter_errors(json.loads(text)))
     if broken is None:
-        return None
+        return ""
     return f"key {_path_of(broken)} breaks rule {broken.validator!r}: {broken.message[:300]}."
 
 

@@ -187,7 +187,8 @@ def workload_of(making: Making, making_settings: MakingSettings) -> Workload:
     space = making.limits.space
     if making_settings.profile and not making_settings.cluster:
         space = replace(space, gpu_shares=())
-    return replace(workload, space=space, prices=making.prices, alpha=making.limits.alpha)
+    topology = replace(workload.topology, generates=making.topology.generates)
+    return replace(workload, topology=topology, space=space, prices=making.prices, alpha=making.limits.alpha)
 
 
 def pass_slo_s(making: Making) -> float | None:

@@ -15,10 +15,12 @@ def resized(workload: Workload, layers: int, experts: int, seed: int = 0) -> Wor
     """``workload`` with so many MoE layers of so many experts: λ grows with the layers, routing is made again (Zipf).
 
     Costs are taken over: the first and last segment's, and in between those of the nearest part of the pass; an expert
-    is as large as before, so with more experts each has fewer tokens. Raises ValueError.
+    is as large as before, so with more experts each has fewer tokens. As many of a layer are shared as before. Raises
+    ValueError.
     """
-    if layers < 1 or experts < workload.top_k:
-        raise ValueError(f"a pipeline has a layer or more and {workload.top_k} experts or more, got {layers}×{experts}")
+    shared, fewest = workload.shared, workload.top_k + workload.shared
+    if layers < 1 or experts < fewest:
+        raise ValueError(f"a pipeline has a layer or more and {fewest} experts or more, got {layers}×{experts}")
     old, name = workload.topology.layers, f"{workload.name}-{layers}x{experts}"
     costs: dict[str, NodeCost] = {}
     nodes = [NodeInfo("ingress", name, "ingress", None, None, 0, 0, 0)]
@@ -32,14 +34,15 @@ def resized(workload: Workload, layers: int, experts: int, seed: int = 0) -> Wor
         there = workload.topology.experts(min(old - 1, i * old // layers))
         for j in range(experts):
             expert = f"expert-{i}-{j}"
-            costs[expert] = workload.costs[there[j % len(there)].id]
+            same = j % (len(there) - shared) if j < experts - shared else j - experts
+            costs[expert] = workload.costs[there[same].id]
             nodes.append(_info(name, expert, costs[expert], i, j))
             edges += [(segment, expert), (expert, f"segment-{i + 1}")]
     digest = hashlib.sha256(repr((workload.topology.manifest_sha256, layers, experts)).encode()).hexdigest()
     return replace(
         workload,
         name=name,
-        topology=Topology(name, digest, layers, tuple(nodes), tuple(edges)),
+        topology=Topology(name, digest, layers, tuple(nodes), tuple(edges), generates=workload.topology.generates),
         slo_s=workload.slo_s * layers / old,
         costs=costs,
         routing=zipf_routing([experts] * layers, seed=seed),

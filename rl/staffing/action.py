@@ -81,6 +81,8 @@ class Staffing:
         self._place = {node.id: place for place, node in enumerate(experts)}
         self._functions = [node.function for node in experts]
         self._fewest_calls = workload.space.concurrency_min
+        self._batches = workload.topology.generates
+        """A decoder's workers compute calls of several instances as one product: they need more than one at a time."""
 
     def desired(
         self, observation: Observation, actions: Actions, priority: Floats, room: Resources | None
@@ -97,7 +99,9 @@ class Staffing:
         plan = self._planner.plan(observation, budget, lambda node: float(load[self._place[node]]), room)
         if not plan.desired:
             return {}
-        planned = [one_at_a_time(plan.desired[function], self._fewest_calls) for function in self._functions]
+        planned = [plan.desired[function] for function in self._functions]
+        if not self._batches:
+            planned = [one_at_a_time(configuration, self._fewest_calls) for configuration in planned]
         standbys = granted(np.rint(values["standbys"]).astype(int), planned, priority, room)
         return {
             function: replace(configuration, burst=_burst(int(standbys[place]), values, place))

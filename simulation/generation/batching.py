@@ -60,10 +60,6 @@ class Batch:
     def used_pages(self) -> int:
         return sum(text.pages for text in self.texts)
 
-    def serves(self, text: Text) -> bool:
-        """Whether it could if it were alone."""
-        return text.prompt + text.output <= self.pages * PAGE_TOKENS
-
     def fits(self, text: Text) -> bool:
         """Whether there is room for it now."""
         return len(self.texts) < MOST_TEXTS and self.used_pages + text.pages <= self.pages

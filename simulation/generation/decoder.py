@@ -6,7 +6,8 @@ on an idle pipeline. Of that the experts' part is taken out (in every layer the 
 profile of single nodes, as deployed at the begin) and simulated call by call, so that instances wait for each other
 there, and more replicas help. The rest is shared out evenly over the segments.
 
-Left out: prefixes in common, readers that are slow, standbys, and what other sizes of segments would change.
+A CPU limit of experts throttles them, as it does in the pass simulation; the iterations' own seconds are to come from
+experts with a whole core. Left out: prefixes in common, readers that are slow, standbys, other sizes of segments.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 
 import numpy as np
 
@@ -23,10 +25,9 @@ from simulation.arrays import Floats, Tokens
 from simulation.engine.errors import SimulationError
 from simulation.generation.batching import PAGE_TOKENS, Batch, Iteration, Text
 from simulation.generation.engine import Outcome, Request
-from simulation.generation.experts import Call, Expert, drawn_tokens
+from simulation.generation.experts import Call, Expert, drawn_tokens, size_of
 from simulation.generation.hardware import Times
 from simulation.generation.meters import Meters, Texts, TextsWindow
-from simulation.latency.contract import LimitedLatencyModel, NodeCost
 from simulation.workloads.workload import Workload
 
 
@@ -108,11 +109,14 @@ class DecoderSimulation:
         self.waiting: deque[Text] = deque()
         self._times, self._random = times, np.random.default_rng(seed)
         self._segments = len(workload.segments)
+        self._size_of = cache(partial(size_of, workload.latency))
         self._functions = [self._function(node, configurations[node.function]) for node in self.nodes]
         self._meters = Meters(len(self.nodes), workload.topology.layers)
-        self._known: dict[tuple[NodeCost, float, int], float] = {}
         self._experts = {place: self._expert(place) for place in range(self._segments, len(self.nodes))}
-        self._alone = {place: self._expert(place) for place in self._experts}
+        self._alone = {
+            place: self._size_of(workload.costs[node.id], configurations[node.function].cpu_cores).idle_s
+            for place, node in enumerate(workload.experts, self._segments)
+        }
         """What calls take that no other disturbs, as the profile was measured."""
         self._layers = self._laid_out()
         shared = workload.shared
@@ -177,19 +181,14 @@ class DecoderSimulation:
         return Texts(running, len(self.waiting), used / room if room else 0.0, len(self._passes))
 
     def _function(self, node: NodeInfo, configuration: Configuration) -> _Function:
-        workload, cost, cores = self.workload, self.workload.costs[node.id], configuration.cpu_cores
-        latency = workload.latency
-        if isinstance(latency, LimitedLatencyModel):
-            used = float(latency.core_use(cost, 1, 1))
-        else:
-            used = cores * float(latency.utilisation(cost, 1, cores, 0.0))
-        cold_s = workload.lifecycle.cold_s(cost.weights_bytes, gpu=False)
+        cost = self.workload.costs[node.id]
+        used = self._size_of(cost, configuration.cpu_cores).use
+        cold_s = self.workload.lifecycle.cold_s(cost.weights_bytes, gpu=False)
         return _Function(configuration, cold_s, used, configuration.replicas)
 
     def _expert(self, place: int) -> Expert:
-        one, cost = self._functions[place], self.workload.costs[self.nodes[place].id]
-        computed = lambda seconds: self._meters.busy(place, seconds, one.cores_used)  # noqa: E731
-        return Expert(self.workload.latency, cost, one.configuration, self._known, computed)
+        size = partial(self._size_of, self.workload.costs[self.nodes[place].id])
+        return Expert(size, self._functions[place].configuration, partial(self._meters.busy, place))
 
     def _laid_out(self) -> list[list[int]]:
         """[layers][experts] places of nodes."""
@@ -271,7 +270,7 @@ class DecoderSimulation:
         """The layers of one pass on an idle pipeline."""
         alone = self._alone
         return sum(
-            max((alone[place].seconds(count) for place, count in zip(places, row, strict=False) if count), default=0.0)
+            max((alone[place][count] for place, count in zip(places, row, strict=False) if count), default=0.0)
             for places, row in zip(self._layers, counts, strict=True)
         )
 
@@ -284,7 +283,7 @@ class DecoderSimulation:
     def _segment_done(self, running: _Pass, place: int) -> None:
         seconds = running.segment_s
         self._meters.replied(place, running.tokens, seconds, 0.0)
-        self._meters.busy(place, seconds, self._functions[place].cores_used)
+        self._meters.busy(place, seconds, seconds * self._functions[place].cores_used)
         if running.over:
             return
         if place == self._segments - 1:

@@ -2,13 +2,15 @@
 
 A worker's loop takes all calls that wait for it as its next product (``functions.serving.node_host``), so a replica
 serves batch after batch, each in the seconds that the profile has for all its tokens. The ingress sends a call to the
-replica with the fewest, and holds it back while every replica has as many as its concurrency.
+replica with the fewest, and holds it back while every replica has as many as its concurrency. A CPU limit is a token
+bucket (:class:`simulation.latency.contract.LimitedLatencyModel`): a replica that is never idle goes at its pace.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,7 +18,7 @@ import numpy as np
 
 from autoscaler.contract import Configuration
 from simulation.arrays import Floats, Ints
-from simulation.latency.contract import LatencyModel, NodeCost
+from simulation.latency.contract import LatencyModel, LimitedLatencyModel, NodeCost
 from simulation.workloads.routing import RoutingStatistics
 
 At = Callable[[float, Callable[[], None]], None]
@@ -42,14 +44,66 @@ class Call:
     """When a replica had a slot for it."""
 
 
+class _Seconds(dict[int, float]):
+    """Seconds of batches by their tokens, each worked out once."""
+
+    def __init__(self, of: Callable[[int], Floats]) -> None:
+        super().__init__()
+        self._of = of
+
+    def __missing__(self, tokens: int) -> float:
+        self[tokens] = seconds = float(self._of(tokens))
+        return seconds
+
+
+@dataclass(frozen=True, eq=False)
+class Size:
+    """What replicas of some cores do."""
+
+    idle_s: Mapping[int, float]
+    """Tokens → mean seconds at a replica that was idle."""
+    work_s: Mapping[int, float]
+    """Tokens → seconds while the bucket holds."""
+    use: float
+    """Cores in use meanwhile."""
+    burst_s: float
+    """CPU seconds of a full bucket."""
+    refill: float
+    """CPU seconds it gets back in a second."""
+
+
+def size_of(latency: LatencyModel, cost: NodeCost, cores: float) -> Size:
+    """Of a replica with ``cores``."""
+    idle_s = _Seconds(lambda tokens: latency.seconds(cost, tokens, cores, 0.0))
+    if not isinstance(latency, LimitedLatencyModel):
+        use = cores * float(latency.utilisation(cost, 1, cores, 0.0))
+        return Size(idle_s, idle_s, use, 0.0, max(1.0, use))
+    limit = latency.throttle(cost, cores, 0.0)
+    work_s = _Seconds(lambda tokens: latency.work_seconds(cost, tokens))
+    return Size(idle_s, work_s, float(latency.core_use(cost, 1, 1)), float(limit.burst_s), float(limit.refill))
+
+
 @dataclass(eq=False)
 class _Replica:
     waiting: list[Call] = field(default_factory=list)
     running: list[Call] = field(default_factory=list)
+    level_s: float = math.inf
+    """CPU seconds in its bucket after its latest batch; at first it is full."""
+    ended_s: float = 0.0
+    """When that ends."""
 
     @property
     def calls(self) -> int:
         return len(self.waiting) + len(self.running)
+
+    def compute(self, size: Size, work_s: float, now_s: float) -> float:
+        """Seconds of a batch of ``work_s`` that begins now."""
+        level_s = min(size.burst_s, self.level_s + size.refill * (now_s - self.ended_s))
+        drain = size.use - size.refill
+        full_s = work_s if drain * work_s <= level_s else level_s / drain
+        seconds = full_s + (work_s - full_s) * size.use / size.refill
+        self.level_s, self.ended_s = min(size.burst_s, level_s - drain * full_s), now_s + seconds
+        return seconds
 
 
 class Expert:
@@ -57,34 +111,20 @@ class Expert:
 
     def __init__(
         self,
-        latency: LatencyModel,
-        cost: NodeCost,
+        size: Callable[[float], Size],
         has: Configuration,
-        known: dict[tuple[NodeCost, float, int], float],
-        computed: Callable[[float], None] = lambda seconds: None,
+        computed: Callable[[float, float], None],
     ) -> None:
-        """``has``: replicas, all ready, and what each has; ``known``: seconds by cost, cores and tokens, which experts
-        of one size share; ``computed`` hears the seconds of every batch."""
-        self._latency, self._cost, self._known, self._computed = latency, cost, known, computed
+        """``size``: of so many cores; ``has``: replicas, all ready, and what each has; ``computed`` hears the seconds
+        and the CPU seconds of every batch."""
+        self._size_of, self._computed = size, computed
         self._replicas = [_Replica() for _ in range(has.replicas)]
         self._held: deque[Call] = deque()
-        self._cores, self._seconds = 0.0, dict[int, float]()
         self.size(has)
 
     def size(self, has: Configuration) -> None:
         """Give every replica the cores and the concurrency of ``has``, from its next batch on."""
-        self._concurrency = has.concurrency
-        if has.cpu_cores != self._cores:
-            self._cores, self._seconds = has.cpu_cores, {}
-
-    def seconds(self, tokens: int) -> float:
-        """A batch of so many tokens."""
-        if tokens not in self._seconds:
-            key = (self._cost, self._cores, tokens)
-            if key not in self._known:
-                self._known[key] = float(self._latency.seconds(self._cost, tokens, self._cores, 0.0))
-            self._seconds[tokens] = self._known[key]
-        return self._seconds[tokens]
+        self._concurrency, self._size = has.concurrency, self._size_of(has.cpu_cores)
 
     def more(self, now_s: float, at: At) -> None:
         """One more replica is ready."""
@@ -112,8 +152,9 @@ class Expert:
 
     def _begin(self, replica: _Replica, now_s: float, at: At) -> None:
         replica.running, replica.waiting = replica.waiting, []
-        seconds = self.seconds(sum(call.tokens for call in replica.running))
-        self._computed(seconds)
+        work_s = self._size.work_s[sum(call.tokens for call in replica.running)]
+        seconds = replica.compute(self._size, work_s, now_s)
+        self._computed(seconds, work_s * self._size.use)
         at(now_s + seconds, lambda: self._end(replica, now_s + seconds, at))
 
     def _end(self, replica: _Replica, now_s: float, at: At) -> None:

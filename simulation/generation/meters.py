@@ -71,10 +71,10 @@ class Meters:
         row[kernel.FLIGHT] -= tokens
         self.histogram[node][bisect_left(_BOUNDS, served_s + waited_s)] += 1
 
-    def busy(self, node: int, seconds: float, cores: float) -> None:
-        """A replica computed, on so many cores in the mean."""
+    def busy(self, node: int, seconds: float, cpu_s: float) -> None:
+        """A replica computed, and used so many CPU seconds."""
         self.meter[node][kernel.BUSY_S] += seconds
-        self.meter[node][kernel.CPU_S] += seconds * cores
+        self.meter[node][kernel.CPU_S] += cpu_s
 
     def gathered(self, layer: int, seconds: float) -> None:
         """All experts of a layer have replied."""

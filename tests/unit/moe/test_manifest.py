@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,18 @@ def test_topology_helpers_agree_with_the_numbering(bert_case: Case) -> None:
         manifest.node("segment-9")
     with pytest.raises(IndexError):
         manifest.experts(3)
+
+
+class WatchedText(str):
+    """A text that can be seen to go."""
+
+
+def test_no_text_is_kept_once_it_is_checked(text: str) -> None:
+    watched = WatchedText(text)
+    gone = weakref.ref(watched)
+    from_json(watched)
+    del watched
+    assert gone() is None
 
 
 @RELAXED

@@ -84,6 +84,7 @@ def test_policies_and_the_fewest_instances_that_would_do_stand_side_by_side(aske
     [
         pytest.param(["--policies", "nobody"], "nobody", id="unknown-policy"),
         pytest.param(["--policies", "hpa", "--schedule", "arrow"], "schedule colocated", id="schedule"),
+        pytest.param(["--policies", "static", "--warm-up", "300"], "it may be 0 to 200 s", id="nothing-after-warm-up"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused(asked: list[str], more: list[str], sentence: str) -> None:

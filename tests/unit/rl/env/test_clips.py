@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -79,6 +80,17 @@ def test_windows_may_have_another_length() -> None:
     one = episode_of(clip, start=workload().initial(START), data=NO_TRACES)
     assert (one.windows, one.window_s, one.windows_left) == (4, 5.0, 3)
     assert one.step(one.state().present).window.end_s == 10.0
+
+
+def test_a_resized_pipeline_keeps_its_shared_experts_and_has_enough_to_choose_among() -> None:
+    whole = paper_workload("bert-4")
+    large = replace(whole.costs["expert-0-3"], weights_bytes=1e9)
+    last = [f"expert-{layer}-3" for layer in range(whole.topology.layers)]
+    whole = replace(whole, shared=1, costs=whole.costs | dict.fromkeys(last, large))
+    made = resized(whole, 2, 6)
+    assert [made.costs[f"expert-0-{j}"] == large for j in range(6)] == [False] * 5 + [True]
+    with pytest.raises(ValueError, match=f"{whole.top_k + 1} experts or more"):
+        resized(whole, 2, whole.top_k)
 
 
 @pytest.mark.parametrize(("layers", "experts"), [(2, 3), (6, 16), (15, 4)])

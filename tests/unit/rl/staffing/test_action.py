@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,8 +11,9 @@ from hypothesis import strategies as st
 
 from autoscaler.capacity import total_needs
 from autoscaler.contract import Burst, Configuration, Resources
-from rl.staffing.action import AXES, NAMES, action_of, granted, one_at_a_time
+from rl.staffing.action import AXES, NAMES, Staffing, action_of, granted, one_at_a_time
 from rl.staffing.risk import RiskSettings, risk
+from tests.unit.rl.staffing.test_env import VALUES, episodes
 
 ONE = Configuration(128, 2.0, 0.0, 1, 4)
 
@@ -47,6 +50,18 @@ def test_on_cores_a_replica_takes_one_call_and_with_a_gpu_what_was_planned() -> 
     on_gpu = Configuration(128, 0.0, 0.3, 1, 4)
     assert [one_at_a_time(ONE).concurrency, one_at_a_time(ONE, 2).concurrency] == [1, 2]
     assert one_at_a_time(on_gpu) == on_gpu
+
+
+def test_a_decoders_replicas_take_as_many_calls_as_planned() -> None:
+    """Their workers compute calls of several instances as one product."""
+    episode = next(episodes(300.0))
+    made, values = episode.workload, np.tile(action_of(VALUES), (len(episode.workload.experts), 1))
+    most = []
+    for generates in (False, True):
+        workload = replace(made, topology=replace(made.topology, generates=generates))
+        desired = Staffing(workload).desired(episode.observation, values, np.ones(len(values)), None)
+        most.append(max(one.concurrency for one in desired.values() if not one.gpu_share))
+    assert most[0] == 1 < most[1]
 
 
 def test_without_walls_all_are_granted() -> None:

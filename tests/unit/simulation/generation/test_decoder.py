@@ -29,7 +29,15 @@ from simulation.generation.observed import DecoderMetrics
 from simulation.latency.contract import NodeCost
 from simulation.workloads.routing import zipf_routing
 from tests.parameters import some_fast
-from tests.unit.simulation.engine.builders import LIFECYCLE, Arithmetic, configuration, initial, workload
+from tests.unit.simulation.engine.builders import (
+    EXPERT,
+    LIFECYCLE,
+    Arithmetic,
+    Limited,
+    configuration,
+    initial,
+    workload,
+)
 from tests.unit.simulation.generation.decoder_oracle import DecoderModel
 
 TIMES = Hardware(0.05, 0.004, 1e-7, 1e-6, 64, 4000, 1, 1.0, front_s=0.01)
@@ -108,6 +116,38 @@ def test_instances_share_an_expert_until_it_has_two_replicas() -> None:
         simulation = DecoderSimulation(made, times, requests, start)
         simulation.advance(10.0)
         assert sorted(text.first_s or 0.0 for text in simulation.texts) == pytest.approx([1.0, last_s])
+
+
+def test_a_busy_replica_gets_its_cpu_limit_and_no_more() -> None:
+    """One text, a pass a token, by hand: 0.1 s of work each time, 0.08 s of it on the core, after 0.05 s of segments.
+    Replicas have a tenth of a core from the second pass on, so from then on the bucket, which is empty at first, gets
+    what the core spends: a batch has 0.1 of a core's seconds, those of the segments before it included."""
+    made = workload((1,), Limited(0.1, 0.0, burst_s=0.02, alone_use=0.8), top_k=1)
+    times = replace(TIMES, iteration_s=0.15, token_s=0.0, attention_s=0.0)
+    simulation = DecoderSimulation(made, times, [Request(0.0, 1, 400)], made.initial(configuration()))
+    simulation.advance(0.1)
+    simulation.order(EXPERT, configuration(cpu_cores=0.1))
+    window = simulation.advance(200.1)
+    expert = window.meter[simulation.index[EXPERT]]
+    assert expert[kernel.CPU_S] == pytest.approx(0.1 * 200, rel=0.01)
+    level_s = 0.1 * 0.05  # the bucket after the segments of a pass
+    full_s = level_s / (0.8 - 0.1)
+    assert window.tpot_s[5:] == pytest.approx(0.05 + full_s + (0.1 - full_s) * 0.8 / 0.1)
+
+
+def test_a_replica_that_was_idle_has_its_burst() -> None:
+    """Two texts far apart: the second one's pass finds a full bucket again."""
+    made = workload((1,), Limited(0.1, 0.0, burst_s=0.02, alone_use=0.8), top_k=1)
+    times = replace(TIMES, iteration_s=1.0, token_s=0.0, attention_s=0.0)
+    start = made.initial(configuration(cpu_cores=0.1))
+    simulation = DecoderSimulation(made, times, [Request(0.0, 1, 1), Request(30.0, 1, 1)], start)
+    simulation.advance(60.0)
+    full_s = 0.02 * 0.9 / (0.8 - 0.1)
+    alone_s = float(made.latency.seconds(made.costs["expert-0-0"], 1, 0.1, 0.0))
+    expected = 1.0 - alone_s + full_s + (0.1 - full_s) * 0.8 / 0.1
+    assert [(text.first_s or 0.0) - text.arrival_s for text in simulation.texts] == pytest.approx(
+        [expected] * 2, abs=1e-5
+    )
 
 
 def test_constants_are_the_loops() -> None:
