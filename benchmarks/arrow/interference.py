@@ -4,7 +4,7 @@ Simulated: two instances of SmolLM2-135M in whole-model times of one core of thi
 ``--profile``, a profile of ``smoe lab profile``), lengths of the traces / 8, targets of ``--slack`` times an unloaded
 request's times. Greatest requests/s at 90 % for colocated instances, one for prefill and one for decode, Arrow and
 ``deadline``: without interference, with ``--slowdown`` (default: the profile's own, or what ``smoe lab profile smollm2
---beside`` measured), and with decodes next to prompts that take twice as long, which was not measured. Two instances
+--neighbour`` measured), and with decodes next to prompts that take twice as long, which was not measured. Two instances
 on two cores only: more neighbours were not measured. Seeds: nothing is random. The last line is one JSON object.
 """
 
@@ -37,7 +37,7 @@ SAMPLES = (
 )
 """One thread, float32, the whole model."""
 MEASURED = (1.01, 1.0, 1.0, 1.04)
-"""Of ``smoe lab profile smollm2 --quick --beside 15``; docs/results/arrow says on what a machine."""
+"""As ``smoe lab profile smollm2 --quick --neighbour 15`` measured them; docs/results/arrow names the machine."""
 TWICE = (1.0, 1.0, 2.0, 1.0)
 DIVISOR, CHUNK, KV_TOKENS = 8, 256, 40_000
 
@@ -84,16 +84,16 @@ def main(
     data: Path | None,
 ) -> None:
     times = load(profile).measured if profile else fit(SAMPLES, CHUNK, KV_TOKENS)
-    found = slowdown or (times.slowdown if profile else MEASURED)
-    if len(found) != 4:
-        raise click.UsageError(f"--slowdown takes four numbers, got {len(found)}")
+    slowdowns = slowdown or (times.slowdown if profile else MEASURED)
+    if len(slowdowns) != 4:
+        raise click.UsageError(f"--slowdown takes four numbers, got {len(slowdowns)}")
     folder = catalog.data_folder(data)
     names = [name for name in traces if name in TARGETS] if folder else list(SYNTHETIC)
     result: dict[str, dict[str, dict[str, float]]] = {}
     for name in names:
         requests = shortened(requests_of(name, folder, most))
         targets = unloaded(requests, times, slack)
-        cases = {"alone": ALONE, "measured": tuple(found), "decodes next to prompts twice as long": TWICE}
+        cases = {"alone": ALONE, "measured": tuple(slowdowns), "decodes next to prompts twice as long": TWICE}
         result[name] = {
             which: rates(requests, replace(times, slowdown=factors), targets) for which, factors in cases.items()
         }
@@ -103,7 +103,7 @@ def main(
         ]
         heads = ("slowdown", *result[name]["alone"], "1 + 1 over colocated")
         print_table(f"Simulated, {name} / {DIVISOR}: requests/s of two instances", heads, rows)
-    print_result({"simulated": True, "slowdown": found, "slack": slack, "requests_s": result}, seed=0)
+    print_result({"simulated": True, "slowdown": slowdowns, "slack": slack, "requests_s": result}, seed=0)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How fast the machine is while something else runs on it: a fixed piece of work, once a second, by its CPU seconds.
 
-A virtual core changes its speed within minutes, so lone requests sent before a run do not tell how fast it was in the
+A virtual core changes its speed within minutes, so lone requests sent before a run do not show how fast it was in the
 run. CPU seconds of work that is always the same do; waiting for a core is not in them.
 """
 

@@ -2,7 +2,7 @@
 
 Both sides begin with the same configurations, decide by the same code and are billed by the same meters. The simulation
 gets when requests were sent, the routing that the model gives their texts, and the machine's speed: what lone requests
-took, times how much faster or slower a fixed piece of work was in the run than beside them (``clock``).
+took, times how much faster or slower a fixed piece of work was in the run than while they were sent (``clock``).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class LoopedRecord:
 
     @property
     def clock_s(self) -> float:
-        """Of the seconds with the low rate, in which the pipeline itself hardly slows the piece down."""
+        """Median CPU seconds of it with the low rate, at which the pipeline itself hardly slows the piece down."""
         return typical_s([one for one in self.clock if not is_high(np.array(one[0]), PERIOD_S)])
 
 

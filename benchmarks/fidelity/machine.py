@@ -60,7 +60,7 @@ class Singles:
     cpu_s: float = 0.0
     """CPU seconds of all functions for one of them, the ingress included; 0 in older records."""
     clock_s: float = 0.0
-    """Of ``clock.SpeedClock`` meanwhile; 0 in older records."""
+    """Median CPU seconds of ``clock.SpeedClock``'s piece of work meanwhile; 0 in older records."""
 
 
 def pace_of(sets: Sequence[Singles], workload: Workload, asked_for: Configuration) -> float:

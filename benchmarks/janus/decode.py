@@ -31,7 +31,7 @@ from placement.janus import Nodes, place
 LAYERS, EXPERTS, TOP_K = 60, 160, 6
 READ_BYTES_S = 0.8 * 3.35e12
 ATTENTION_BYTES, EXPERT_BYTES, CONTEXT_BYTES = 0.39e9, 47.2e6, 1152
-"""Of a layer: attention and shared experts, one expert, keys and values of one token; bfloat16."""
+"""Bytes of a layer: attention and shared experts, one expert, keys and values of one token; bfloat16."""
 HIDDEN_BYTES, LINK_BYTES_S, LINK_S = 2 * 5120, 50e9, 20e-6
 EXPERT_FLOP, FLOP_S = 2 * 23.6e6, 0.5 * 990e12
 SLOTS = 27
@@ -82,13 +82,13 @@ def fewest(
     batch: int, rule: str, fullest: dict[int, dict[tuple[str, int], float]], tpot_s: float, context: int, whole: bool
 ) -> dict[str, Any] | None:
     """The fewest GPUs within ``tpot_s``, the fastest of those; ``whole``: in eights. None where none are."""
-    found = [
+    least = [
         (attention + expert, LAYERS * layer_s(batch, attention, expert, by[rule, batch], context), attention, expert)
         for expert, by in fullest.items()
         for attention in ATTENTION
         if not whole or (attention % 8 == 0 and expert % 8 == 0)
     ]
-    kept = min((one for one in found if one[1] <= tpot_s), default=None)
+    kept = min((one for one in least if one[1] <= tpot_s), default=None)
     if kept is None:
         return None
     gpus, taken_s, attention, expert = kept

@@ -199,7 +199,7 @@ def _buckets(counts: Ints) -> list[Buckets]:
 
 
 def histogram_of(seconds: Floats) -> Buckets:
-    """``seconds`` in the ingress' buckets."""
+    """``seconds`` [values] in the ingress' buckets."""
     return _cumulative(_BOUNDS, np.bincount(np.searchsorted(_BOUNDS, seconds), minlength=len(_BOUNDS)))
 
 

@@ -170,7 +170,7 @@ class DecoderSimulation:
         return window
 
     def outcome(self) -> Outcome:
-        """Of every request, as its client sees it."""
+        """TTFT and TPOT of every request, as its client sees them."""
         front_s = self._times.front_s
         ttft = [None if one.first_s is None else one.first_s - one.arrival_s + front_s for one in self.texts]
         return Outcome(ttft, [_tpot_s(one) for one in self.texts])

@@ -73,7 +73,7 @@ class Size:
 
 
 def size_of(latency: LatencyModel, cost: NodeCost, cores: float) -> Size:
-    """Of a replica with ``cores``."""
+    """What a replica with ``cores`` can do."""
     idle_s = _Seconds(lambda tokens: latency.seconds(cost, tokens, cores, 0.0))
     if not isinstance(latency, LimitedLatencyModel):
         use = cores * float(latency.utilisation(cost, 1, cores, 0.0))

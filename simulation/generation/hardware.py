@@ -23,10 +23,10 @@ next to prompts, of decodes next to decodes. Here: instances do not slow each ot
 def beside(slowdown: Sequence[float], prompts: float, others: Iterable[float]) -> float:
     """Factor on an iteration whose tokens are prompts' to the part ``prompts``, next to instances whose tokens are to
     the parts ``others``. Measured is one neighbour; more are added up."""
-    own, more = (prompts, 1.0 - prompts), 0.0
+    this, more = (prompts, 1.0 - prompts), 0.0
     for other in others:
         of = (other, 1.0 - other)
-        more += sum(own[a] * of[b] * (slowdown[2 * a + b] - 1.0) for a in (0, 1) for b in (0, 1))
+        more += sum(this[a] * of[b] * (slowdown[2 * a + b] - 1.0) for a in (0, 1) for b in (0, 1))
     return 1.0 + more
 
 

@@ -19,7 +19,7 @@ class TextsWindow(Window):
     """A window of a decoder, with what the ingress counts of texts."""
 
     ttft_s: Floats
-    """Of first tokens in the window, from the text's arrival at the ingress."""
+    """[first tokens in the window] seconds from the text's arrival at the ingress."""
     tpot_s: Floats
     """From one token of a text to its next, of all that were written in the window."""
     prompt_tokens: int

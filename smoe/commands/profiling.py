@@ -108,7 +108,7 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
     help="Shares of a GPU under MPS, such as 0.1,0.5,1; needs a GPU. [default: none]",
 )
 @click.option(
-    "--beside",
+    "--neighbour",
     type=click.IntRange(1, 200),
     default=None,
     help="Of a decoder: measure it on one core, and so many times next to a second one on another. [default: not]",
@@ -123,7 +123,7 @@ def profile(
     quick: bool,
     state: Path,
     gpu_shares: tuple[float, ...] | None,
-    beside: int | None,
+    neighbour: int | None,
     nodes: bool,
     **options: Any,
 ) -> None:
@@ -142,10 +142,10 @@ def profile(
             _make_room(out)
             signal.signal(signal.SIGTERM, signal.default_int_handler)
             chosen = decoder_settings(quick, options["repeats"], options["seed"])
-            profile_decoder(folder, manifest, state, out, chosen, options["cpu_scale"], beside or 0)
+            profile_decoder(folder, manifest, state, out, chosen, options["cpu_scale"], neighbour or 0)
             return
-        if beside:
-            raise click.UsageError(f"--beside is for decoders, and {manifest.name} is none")
+        if neighbour:
+            raise click.UsageError(f"--neighbour is for decoders, and {manifest.name} is none")
     gpu = None
     if requests_again and (quick or gpu_shares):
         raise click.UsageError("--requests-again measures whole requests alone, without --quick and --gpu-shares")

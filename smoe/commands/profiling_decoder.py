@@ -37,32 +37,32 @@ WALL = attrgetter("wall_s")
 
 
 def profile_decoder(
-    folder: Path, manifest: Manifest, state: Path, out: Path, settings: Settings, cpu_scale: float, beside: int = 0
+    folder: Path, manifest: Manifest, state: Path, out: Path, settings: Settings, cpu_scale: float, neighbour: int = 0
 ) -> None:
     """Deploy a decoder as ``smoe up`` does on a gateway of its own, measure it, write the profile and say what it is.
-    ``beside``: repeats of measuring it next to a second one, each on a core of its own.
+    ``neighbour``: repeats of measuring it next to a second one, each on a core of its first.
 
     Raises ProfileError."""
     console, load1 = Console(stderr=True), os.getloadavg()[0]
     begun = datetime.now(UTC).isoformat(timespec="seconds")
     cores = sorted(os.sched_getaffinity(0))
-    if beside and len(cores) < 2:
+    if neighbour and len(cores) < 2:
         raise ProfileError("two instances side by side need two cores, and there is one")
     slowed: tuple[float, ...] = ALONE
     with ExitStack() as stack:
-        own = stack.enter_context(_running(manifest, state, cpu_scale, {cores[0]} if beside else set(cores)))
-        decoder = own.decoder
+        first = stack.enter_context(_running(manifest, state, cpu_scale, {cores[0]} if neighbour else set(cores)))
+        decoder = first.decoder
         warm_up(decoder, settings)
-        room = kv_tokens(_ingress_url(own.client, manifest), PAGE_TOKENS)
+        room = kv_tokens(_ingress_url(first.client, manifest), PAGE_TOKENS)
         bar = stack.enter_context(Progress(console=console, transient=True))
         tokens = sum(max(texts, 1) * length for texts, length in points(decoder, settings))
         task = bar.add_task("measuring", total=tokens * settings.repeats)
         samples = measure(decoder, settings, lambda what, size: bar.update(task, advance=size, description=what))
-        if beside:
+        if neighbour:
             other = stack.enter_context(_running(manifest, state, cpu_scale, {cores[1]}))
-            task = bar.add_task("next to a second instance", total=beside)
+            task = bar.add_task("next to a second instance", total=neighbour)
             turns = measure_interference(
-                decoder, other.decoder, partial(cpu_s, own.pid), beside, settings.seed, lambda _: bar.advance(task)
+                decoder, other.decoder, partial(cpu_s, first.pid), neighbour, settings.seed, lambda _: bar.advance(task)
             )
             slowed = slowdown(turns)
     try:
@@ -76,7 +76,7 @@ def profile_decoder(
         out,
     )
     _report(measured, fit_errors)
-    if beside:
+    if neighbour:
         click.echo(f"next to a second instance, CPU time {_slower(slowed)}; duration {_slower(slowdown(turns, WALL))}")
     if load1 > 0.5:
         click.echo(f"other programs ran meanwhile (load {load1:.1f}): measure again on an idle machine", err=True)
@@ -92,8 +92,8 @@ def _report(measured: Measured, fit_errors: dict[str, float]) -> None:
 
 
 def _slower(times: tuple[float, ...]) -> str:
-    pairs = [(own, other) for own in PHASES for other in PHASES]
-    return ", ".join(f"{own} next to {other} × {one:.2f}" for (own, other), one in zip(pairs, times, strict=True))
+    pairs = [(phase, other) for phase in PHASES for other in PHASES]
+    return ", ".join(f"{phase} next to {other} × {one:.2f}" for (phase, other), one in zip(pairs, times, strict=True))
 
 
 @dataclass(frozen=True)

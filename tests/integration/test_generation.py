@@ -111,7 +111,7 @@ def test_a_token_trace_is_replayed_with_its_lengths(state: Path, tmp_path: Path)
 
 def test_a_decoder_is_profiled_and_a_trace_simulated_on_it(state: Path, tmp_path: Path) -> None:
     profile, trace = str(tmp_path / "tiny.parquet"), tmp_path / "trace.csv"
-    asked = ["lab", "profile", "tiny", "--state", str(state), "--quick", "--beside", "1", "--out", profile]
+    asked = ["lab", "profile", "tiny", "--state", str(state), "--quick", "--neighbour", "1", "--out", profile]
     profiled = CliRunner().invoke(cli, asked, catch_exceptions=False)
     assert profiled.exit_code == 0, profiled.output
     assert "next to a second instance, CPU time prefill next to prefill" in profiled.output

@@ -33,8 +33,8 @@ SETTLE_S = 1.0
 class Turn:
     """One piece of work."""
 
-    own: str
-    """Its phase."""
+    phase: str
+    """What it computed."""
     other: str | None
     """What the neighbour computed; None: nothing."""
     cpu_s: float
@@ -49,7 +49,7 @@ def cpu_s(pid: int) -> float:
 
 
 def measure_interference(
-    own: Decoder,
+    measured: Decoder,
     other: Decoder,
     own_cpu_s: Callable[[], float],
     repeats: int = 15,
@@ -60,7 +60,7 @@ def measure_interference(
     drawn, turns = np.random.default_rng(seed), []
     cases = [(phase, beside) for phase in PHASES for beside in (None, *PHASES)]
     try:
-        for decoder in (own, other):
+        for decoder in (measured, other):
             for phase in PHASES:
                 asyncio.run(_work(decoder, phase, drawn, TIMEOUT_S))
         idle = own_cpu_s()
@@ -73,7 +73,7 @@ def measure_interference(
                 neighbour = _Neighbour(other, beside, int(drawn.integers(1 << 30)))
                 with neighbour:
                     begun_cpu_s, begun_s = own_cpu_s(), time.perf_counter()
-                    asyncio.run(_work(own, phase, drawn, TIMEOUT_S))
+                    asyncio.run(_work(measured, phase, drawn, TIMEOUT_S))
                     wall_s = time.perf_counter() - begun_s
                     turns.append(Turn(phase, beside, own_cpu_s() - begun_cpu_s - idle * wall_s, wall_s))
     except (TimeoutError, aiohttp.ClientError, OSError, ValueError, KeyError, psutil.Error) as error:
@@ -84,13 +84,13 @@ def measure_interference(
 def slowdown(turns: Sequence[Turn], of: Callable[[Turn], float] = lambda turn: turn.cpu_s) -> tuple[float, ...]:
     """Medians of a time over that alone in the same repeat: prefill next to prefill and to decode, decode next to
     prefill and to decode; at least 1."""
-    found = []
+    factors = []
     for phase in PHASES:
-        alone = [of(one) for one in turns if (one.own, one.other) == (phase, None)]
+        alone = [of(one) for one in turns if (one.phase, one.other) == (phase, None)]
         for beside in PHASES:
-            taken = [of(one) for one in turns if (one.own, one.other) == (phase, beside)]
-            found.append(max(1.0, median(a / b for a, b in zip(taken, alone, strict=True))))
-    return tuple(found)
+            taken = [of(one) for one in turns if (one.phase, one.other) == (phase, beside)]
+            factors.append(max(1.0, median(a / b for a, b in zip(taken, alone, strict=True))))
+    return tuple(factors)
 
 
 async def _work(decoder: Decoder, phase: str, drawn: np.random.Generator, timeout_s: float) -> None:

@@ -12,12 +12,13 @@ import pytest
 
 from tests.unit.gateway.process.conftest import alive, eventually
 
+pytestmark = pytest.mark.slow
+
 # A command that starts a process of its own, in its group, and one that leaves the group and session.
 DEEP = """
 import os, subprocess, sys, time
 from pathlib import Path
 
-pytestmark = pytest.mark.slow
 near = subprocess.Popen(["sleep", "600"])
 far = subprocess.Popen(["sleep", "600"], start_new_session=True)
 part = Path(sys.argv[0]).with_name("deep.part")
