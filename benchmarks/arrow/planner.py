@@ -71,7 +71,7 @@ def requests_of(periods: float, seed: int, square: bool = False) -> list[Request
 class Fixed:
     """As many instances as there are."""
 
-    def wanted(self, now_s: float, simulated: ScaledSimulation) -> dict[Role | None, int]:
+    def wanted(self, now_s: float, world: ScaledSimulation) -> dict[Role | None, int]:
         return {}
 
 

@@ -71,22 +71,20 @@ class SlaPlanner:
     _arrived: int = 0
     _next_s: float | None = None
 
-    def wanted(self, now_s: float, simulated: ScaledSimulation) -> Mapping[Role | None, int]:
+    def wanted(self, now_s: float, world: ScaledSimulation) -> Mapping[Role | None, int]:
         self._next_s = self.interval_s if self._next_s is None else self._next_s
         if now_s < self._next_s:
             return {}
         self._next_s += self.interval_s
-        ended, self._ended = simulated.completed[self._ended :], len(simulated.completed)
+        ended, self._ended = world.completed[self._ended :], len(world.completed)
         if not ended:
             return {}
-        prompt = float(np.mean([simulated.request(at).prompt for at in ended]))
-        output = float(np.mean([simulated.request(at).output for at in ended]))
-        arrived, self._arrived = simulated.arrived(now_s) - self._arrived, simulated.arrived(now_s)
+        prompt = float(np.mean([world.request(at).prompt for at in ended]))
+        output = float(np.mean([world.request(at).output for at in ended]))
+        arrived, self._arrived = world.arrived(now_s) - self._arrived, world.arrived(now_s)
         self._counts.append(arrived if self.at_input else len(ended))
         rps = self.forecast(self._counts) / self.interval_s
-        ttft_factor, decode_factor = (
-            self._corrections(ended, prompt, output, simulated) if self.correction else (1.0, 1.0)
-        )
+        ttft_factor, decode_factor = self._corrections(ended, prompt, output, world) if self.correction else (1.0, 1.0)
         prefill = math.ceil(rps * self.hardware.prefill_s(round(prompt)) * min(1.0, ttft_factor))
         context = prompt + output / 2
         interval_s = self.targets.tpot_s / decode_factor
@@ -95,13 +93,13 @@ class SlaPlanner:
         return self._within(max(1, prefill), max(1, math.ceil(rps * output * taken_s / batch)))
 
     def _corrections(
-        self, ended: list[int], prompt: float, output: float, simulated: ScaledSimulation
+        self, ended: list[int], prompt: float, output: float, world: ScaledSimulation
     ) -> tuple[float, float]:
         """Measured over expected: time of the first token, and between tokens."""
-        ttft_s = [simulated.measured(at)[0] for at in ended]
-        tpot_s = [simulated.measured(at)[1] for at in ended]
+        ttft_s = [world.measured(at)[0] for at in ended]
+        tpot_s = [world.measured(at)[1] for at in ended]
         lasted_s = float(np.mean([ttft + tpot * (output - 1) for ttft, tpot in zip(ttft_s, tpot_s, strict=True)]))
-        texts = len(ended) / max(1, simulated.instances(Role.DECODE)) * lasted_s / self.interval_s
+        texts = len(ended) / max(1, world.instances(Role.DECODE)) * lasted_s / self.interval_s
         texts = min(texts, self.hardware.kv_tokens / (prompt + output / 2))
         per_text_s = self.hardware.token_s + self.hardware.context_s * (prompt + output / 2)
         expected_s = self.hardware.iteration_s + texts * per_text_s
@@ -139,25 +137,24 @@ class AtInput:
         per_text_s = self.hardware.token_s + self.hardware.context_s * (prompt + output / 2) + prompt_s
         return batch / (output * (self.hardware.iteration_s + batch * per_text_s)), batch
 
-    def wanted(self, now_s: float, simulated: ScaledSimulation) -> Mapping[Role | None, int]:
+    def wanted(self, now_s: float, world: ScaledSimulation) -> Mapping[Role | None, int]:
         if now_s < self._next_s:
             return {}
         self._next_s = now_s + self.interval_s
-        ended = simulated.completed[-200:]
-        prompt = float(np.mean([simulated.request(at).prompt for at in ended])) if ended else self.prompt
-        output = float(np.mean([simulated.request(at).output for at in ended])) if ended else self.output
+        ended = world.completed[-200:]
+        prompt = float(np.mean([world.request(at).prompt for at in ended])) if ended else self.prompt
+        output = float(np.mean([world.request(at).output for at in ended])) if ended else self.output
         rps, texts = self.instance(prompt, output)
-        for_rate = self._rate(now_s, now_s + self.start_s + self.interval_s, simulated) / (self.full * rps)
-        for_texts = (simulated.arrived(now_s) - len(simulated.completed)) / texts
+        for_rate = self._rate(now_s, now_s + self.start_s + self.interval_s, world) / (self.full * rps)
+        for_texts = (world.arrived(now_s) - len(world.completed)) / texts
         return {None: max(1, math.ceil(max(for_rate, for_texts)))}
 
-    def _rate(self, now_s: float, at_s: float, simulated: ScaledSimulation) -> float:
+    def _rate(self, now_s: float, at_s: float, world: ScaledSimulation) -> float:
         """Predicted arrivals a second, the more of now and ``at_s``."""
         parts = max(2, round(min(self.look_s, now_s) / self.interval_s))
         ends_s = now_s - self.interval_s * np.arange(parts)
         rates = (
-            np.array([simulated.arrived(end) - simulated.arrived(end - self.interval_s) for end in ends_s])
-            / self.interval_s
+            np.array([world.arrived(end) - world.arrived(end - self.interval_s) for end in ends_s]) / self.interval_s
         )
         slope, level = np.polyfit(ends_s - self.interval_s / 2, rates, 1)
         return max(0.0, float(level + slope * now_s), float(level + slope * at_s))

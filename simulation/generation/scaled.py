@@ -20,7 +20,7 @@ from simulation.generation.hardware import Times
 class Scaler(Protocol):
     """How many instances there are to be."""
 
-    def wanted(self, now_s: float, simulated: ScaledSimulation) -> Mapping[Role | None, int]:
+    def wanted(self, now_s: float, world: ScaledSimulation) -> Mapping[Role | None, int]:
         """By role, or of any role under None, at one update; empty: as before."""
 
 
