@@ -176,11 +176,14 @@ def test_a_function_runs_from_its_environment_until_sigterm(bert: Path, module: 
     with subprocess.Popen(
         [sys.executable, "-m", module], env={**os.environ, **own}, stderr=subprocess.PIPE, text=True
     ) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if "ready on" in line:
-                break
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/_/ready", timeout=100) as reply:
-            assert reply.status == 200
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        try:
+            assert process.stderr is not None
+            for line in process.stderr:
+                if "ready on" in line:
+                    break
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/_/ready", timeout=100) as reply:
+                assert reply.status == 200
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(100) == 0
+        finally:
+            process.kill()  # else leaving the block waits for ever where it did not end
