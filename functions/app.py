@@ -179,7 +179,7 @@ def serve(app: FunctionApp, host: str, port: int, threads: int) -> None:
     )
     thread = threading.Thread(target=front.run, name="waitress", daemon=True)
     thread.start()
-    log.info("ready on %s:%d", host, port)
+    log.info("listening on %s:%d", host, port)
     while not stop.wait(1.0):  # a signal that comes just before a wait without end would never be seen
         pass
     app.drain()
