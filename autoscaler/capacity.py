@@ -58,7 +58,8 @@ def replica_needs(configuration: Configuration) -> Resources:
 
 def needs(configuration: Configuration) -> Resources:
     """What all replicas of a function take, with every standby activated: its cores must be there when it is."""
-    return replica_needs(configuration).times(configuration.running + configuration.standbys)
+    count, each = configuration.running + configuration.standbys, replica_needs(configuration)
+    return Resources(count * each.cores, count * each.memory_mb, count * each.gpu_tenths)
 
 
 def total_needs(configurations: Iterable[Configuration]) -> Resources:

@@ -104,14 +104,17 @@ class Level:
         from here.
         """
         begun: float | None = None
-        for part in np.split(wanted_s, np.flatnonzero(np.diff(wanted_s) > hold_s) + 1):
-            if part.size and self.until_s is not None and part[0] > self.until_s:
-                yield begun, self.until_s
-                self.until_s = begun = None
-            if part.size and self.until_s is None:
-                begun = float(part[0])
-            if part.size:
-                self.until_s = float(part[-1]) + hold_s
+        if wanted_s.size:
+            last_s, next_s = wanted_s[:-1], wanted_s[1:]
+            gaps = np.flatnonzero((next_s - last_s > hold_s) & (next_s > last_s + hold_s))
+            begun_s: list[float | None] = [None, *next_s[gaps].tolist()]
+            if self.until_s is None:
+                begun_s[0] = float(wanted_s[0])
+            elif wanted_s[0] > self.until_s:
+                yield None, self.until_s
+                begun_s[0] = float(wanted_s[0])
+            yield from zip(begun_s, (last_s[gaps] + hold_s).tolist(), strict=False)
+            begun, self.until_s = begun_s[-1], float(wanted_s[-1]) + hold_s
         if self.until_s is None:
             return
         if self.until_s < end_s:

@@ -76,11 +76,7 @@ class Bursts:
             return
         arrival_s = self._requests.arrival_s[self._first : self._last]
         wanted = standbys.burst.wanted(self._rate(standbys.burst.look_back_s), self._seconds_per_token(node))
-        for number, begun_s, released_s in standbys.spans(arrival_s, wanted, end_s):
-            if begun_s is not None:
-                fleet.activate(node, number, begun_s, self.settings.activation_s)
-            if released_s is not None:
-                fleet.release(node, number, released_s)
+        fleet.follow(node, standbys.spans(arrival_s, wanted, end_s), self.settings.activation_s)
 
     def change(self, node: int, fleet: Fleet, target: Configuration, now_s: float) -> None:
         """Other standbys for a node: those beyond ``target``'s are released, the rest stays as it is."""

@@ -127,12 +127,18 @@ class Fleet:
                 ring[node, : kept.size] = ring[node, kept]
             self.orders[node, COUNT] = kept.size
 
-    def activate(self, node: int, standby: int, now_s: float, activation_s: float) -> None:
-        """Let a standby take calls ``activation_s`` after ``now_s``, with what the node's replicas have by then."""
-        if self.orders_s[node, CHANGE_AT] >= FAR:
+    def follow(self, node: int, spans: Sequence[tuple[int, float | None, float | None]], activation_s: float) -> None:
+        """Let standbys take calls as ``spans`` say (:meth:`functions.dispatch.activation.Standbys.spans`), each from
+        ``activation_s`` after its activation on, with what the node's replicas have by then."""
+        for standby, begun_s, released_s in spans:
+            if begun_s is None and released_s is not None:
+                self.release(node, standby, released_s)
+        begun = [(standby, begun_s, released_s) for standby, begun_s, released_s in spans if begun_s is not None]
+        if begun and self.orders_s[node, CHANGE_AT] >= FAR:
             self._row_now[node] = self._row_next[node]
-        self._add(node, now_s + activation_s, standby + 1)
-        self._activated_from_s[node, standby] = now_s
+        # On machines each one's place follows from those before it.
+        for part in [begun] if self._sites is None else [[span] for span in begun]:
+            self._add_standbys(node, part, activation_s)
 
     def release(self, node: int, standby: int, now_s: float) -> None:
         """Let an activated standby take no new calls from ``now_s`` on; its calls end."""
@@ -235,7 +241,7 @@ class Fleet:
         self._started[node] += 1
         return now_s + mean_s * float(self._cold_noise[int(draw * kernel.ATOMS)])
 
-    def _add(self, node: int, ready_s: float, standby: int = 0) -> None:
+    def _add(self, node: int, ready_s: float) -> None:
         r = int(self.orders[node, COUNT])
         if r == self.clock.shape[2]:
             self._grow()
@@ -243,9 +249,29 @@ class Fleet:
         clock = (ready_s, FAR, 0.0, ready_s, FAR, 0.0, full)
         self.clock[node, [READY, DRAIN, VIRTUAL, LAST, NEXT, SINCE, LEVEL], r] = clock
         site = 0 if self._sites is None else self._site(node, self._sites[node])
-        slot = (self._row_now[node], self.orders[node, NOW_GENERATION], 0, 0, site, standby)
+        slot = (self._row_now[node], self.orders[node, NOW_GENERATION], 0, 0, site, 0)
         self.slot[node, [ROW, GENERATION, ACTIVE, HEAD, SITE, STANDBY], r] = slot
         self.orders[node, COUNT] = r + 1
+
+    def _add_standbys(self, node: int, spans: Sequence[tuple[int, float, float | None]], activation_s: float) -> None:
+        """Replicas that take calls from ``activation_s`` after their activation to their release, if there is one."""
+        first, last = int(self.orders[node, COUNT]), int(self.orders[node, COUNT]) + len(spans)
+        while last > self.clock.shape[2]:
+            self._grow()
+        clock, slot = self.clock[node, :, first:last], self.slot[node, :, first:last]
+        clock[:], slot[:] = 0.0, 0
+        clock[READY] = clock[LAST] = [begun_s + activation_s for _, begun_s, _ in spans]
+        clock[DRAIN] = [FAR if released_s is None else released_s for _, _, released_s in spans]
+        clock[NEXT], clock[LEVEL] = FAR, self._tables.bucket[self._row_now[node], BURST]
+        slot[ROW], slot[GENERATION] = self._row_now[node], self.orders[node, NOW_GENERATION]
+        slot[SITE] = 0 if self._sites is None else self._site(node, self._sites[node])
+        slot[STANDBY] = [standby + 1 for standby, _, _ in spans]
+        self.orders[node, COUNT] = last
+        for standby, begun_s, released_s in spans:
+            if released_s is None:
+                self._activated_from_s[node, standby] = begun_s
+            else:
+                self._activated.append((node, begun_s, released_s))
 
     def _site(self, node: int, sites: Sequence[int]) -> int:
         """The first machine of those with fewest replicas of the node that stay."""
