@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
@@ -14,6 +14,7 @@ from autoscaler.capacity import total_needs
 from autoscaler.contract import SLO_QUANTILE, Configuration
 from simulation.arrays import Floats
 from simulation.engine.bursts import BurstSettings
+from simulation.engine.passages import Answered, Passages
 from simulation.engine.requests import Requests
 from simulation.engine.simulation import Simulation
 from simulation.engine.tables import ResourceTables
@@ -47,12 +48,30 @@ class Work:
 
     def simulation(self, deployment: Deployment) -> Simulation | None:
         """From an empty pipeline that is ready; None where the cluster has no room for it."""
-        room = self.workload.expert_room
-        if room is not None and not total_needs(deployment.values()).within(room):
+        if not self._fits(deployment):
             return None
-        start = self.workload.initial(replace(next(iter(deployment.values())), burst=None)) | dict(deployment)
-        bursts = BurstSettings(seconds_per_token=self.seconds_per_token(deployment))
+        start, bursts = self._begun(deployment)
         return Simulation(self.workload, self.requests, start, seed=self.seed, bursts=bursts, tables=self._tables)
+
+    def answers(self, deployment: Deployment, ends_s: tuple[float, ...]) -> Sequence[Answered] | None:
+        """Of the windows that end at ``ends_s`` where nothing changes; else the same as :meth:`simulation`'s."""
+        if self.workload.host is not None:
+            simulation = self.simulation(deployment)
+            return None if simulation is None else [simulation.advance(end_s) for end_s in ends_s]
+        if not self._fits(deployment):
+            return None
+        if ends_s not in self._passages:
+            self._passages[ends_s] = Passages(self.workload, self.requests, ends_s, self.seed, self._tables)
+        return self._passages[ends_s].answers(*self._begun(deployment))
+
+    def _fits(self, deployment: Deployment) -> bool:
+        room = self.workload.expert_room
+        return room is None or total_needs(deployment.values()).within(room)
+
+    def _begun(self, deployment: Deployment) -> tuple[Deployment, BurstSettings]:
+        """Configurations of all functions, and how standbys follow the arrivals."""
+        start = self.workload.initial(replace(next(iter(deployment.values())), burst=None)) | dict(deployment)
+        return start, BurstSettings(seconds_per_token=self.seconds_per_token(deployment))
 
     def seconds_per_token(self, deployment: Deployment) -> dict[str, float]:
         """Function → replica-seconds that a token of the pipeline costs it, where it has standbys."""
@@ -89,11 +108,18 @@ class Work:
     def _known(self) -> dict[tuple[int, int], float]:
         return {}
 
-    def per_hour(self, deployment: Deployment, simulation: Simulation, seconds: float, activated_s: Floats) -> float:
+    @cached_property
+    def _passages(self) -> dict[tuple[float, ...], Passages]:
+        return {}
+
+    def per_hour(self, deployment: Deployment, seconds: float, activated_s: Floats) -> float:
         """``activated_s`` [nodes] of ``seconds``."""
         prices, cost = self.workload.prices, 0.0
+        place_of = {
+            node.function: place for place, node in enumerate((*self.workload.segments, *self.workload.experts))
+        }
         for function, configuration in deployment.items():
-            cost += prices.provisioned(configuration, seconds, float(activated_s[simulation.index[function]]))
+            cost += prices.provisioned(configuration, seconds, float(activated_s[place_of[function]]))
         return 3600 * cost / seconds
 
 
@@ -132,7 +158,7 @@ class Stretch(_OfWork):
                 if window.in_flight if p95_s is None else p95_s > self.workload.slo_s:
                     return None
                 activated_s += window.activated_s
-        return self.work.per_hour(deployment, simulation, len(self.windows) * self.window_s, activated_s)
+        return self.work.per_hour(deployment, len(self.windows) * self.window_s, activated_s)
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,4 +180,4 @@ class OneWindow(_OfWork):
         p95_s = inf if window.in_flight else float(np.quantile(every, SLO_QUANTILE)) if every.size else 0.0
         if p95_s > self.workload.slo_s:
             return None
-        return self.work.per_hour(deployment, simulation, self.window_s, first.activated_s)
+        return self.work.per_hour(deployment, self.window_s, first.activated_s)

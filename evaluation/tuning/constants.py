@@ -89,13 +89,14 @@ class Hour:
         return tuple(experts[e].function for e in order)
 
     def _simulated(self, deployment: Deployment) -> tuple[float, list[float]]:
-        simulation = self.work.simulation(deployment)
-        if simulation is None:
+        every = self.work.answers(
+            deployment, tuple((number + 1) * self.window_s for number in range(self.windows.stop))
+        )
+        if every is None:
             return np.inf, []
-        every = [simulation.advance((number + 1) * self.window_s) for number in range(self.windows.stop)]
         counted = every[self.windows.start :]
         activated_s = np.sum([window.activated_s for window in counted], axis=0)
-        cost = self.work.per_hour(deployment, simulation, len(counted) * self.window_s, activated_s)
+        cost = self.work.per_hour(deployment, len(counted) * self.window_s, activated_s)
         return cost, [p95_s / self.work.workload.slo_s for p95_s in p95s(counted)]
 
 

@@ -65,9 +65,10 @@ class Bursts:
         """Functions that have standbys."""
         return len(self._standbys)
 
-    def open(self, first: int, last: int) -> None:
-        """A window of the requests ``first`` to ``last``."""
-        self._first, self._last, self._rates = first, last, {}
+    def open(self, first: int, last: int, rates: dict[float, Floats] | None = None) -> None:
+        """A window of the requests ``first`` to ``last``; ``rates``: its token rates by look-back, as far as they are
+        known, to which others are added."""
+        self._first, self._last, self._rates = first, last, {} if rates is None else rates
 
     def activate(self, node: int, fleet: Fleet, end_s: float) -> None:
         """Bring about the open window's activations and releases of ``node``, before its stage is simulated."""

@@ -115,12 +115,13 @@ class Fleet:
         changes = self.orders[node, NEXT_ROW] >= 0 or self.orders[node, LIMIT] != target.concurrency
         self.orders_s[node, CHANGE_AT] = now_s + self._workload.lifecycle.resize_s if changes else FAR
 
-    def compact(self, now_s: float) -> None:
-        """Forget replicas that are gone: drained by now, with nothing left to do."""
-        gone = (self.clock[:, DRAIN] <= now_s) & (self.slot[:, ACTIVE] == 0)
-        gone &= np.arange(gone.shape[1]) < self.orders[:, COUNT, None]
-        for node in np.flatnonzero(gone.any(axis=1)):
-            kept = np.flatnonzero(~gone[node, : self.orders[node, COUNT]])
+    def compact(self, now_s: float, nodes: slice = slice(None)) -> None:
+        """Forget replicas of ``nodes`` that are gone: drained by now, with nothing left to do."""
+        gone = (self.clock[nodes, DRAIN] <= now_s) & (self.slot[nodes, ACTIVE] == 0)
+        gone &= np.arange(gone.shape[1]) < self.orders[nodes, COUNT, None]
+        for row in np.flatnonzero(gone.any(axis=1)):
+            node = row + (nodes.start or 0)
+            kept = np.flatnonzero(~gone[row, : self.orders[node, COUNT]])
             for array in (self.clock, self.slot):
                 array[node, :, : kept.size] = array[node][:, kept]
             for ring in (self.end, self.call):
