@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,6 +57,7 @@ def replica_needs(configuration: Configuration) -> Resources:
     return Resources(configuration.cpu_cores, float(configuration.memory_mb), float(tenths))
 
 
+@lru_cache(maxsize=4096)
 def needs(configuration: Configuration) -> Resources:
     """What all replicas of a function take, with every standby activated: its cores must be there when it is."""
     count, each = configuration.running + configuration.standbys, replica_needs(configuration)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from autoscaler.contract import MIB, NAMESPACE, Configuration, NodeObservation, Observation, Topology
+from autoscaler.contract import MIB, NAMESPACE, SLO_QUANTILE, Configuration, NodeObservation, Observation, Topology
 from autoscaler.state.features import observe
 from autoscaler.state.readings import Buckets, Job, Key, Readings, Series
 from functions.dispatch.activation import token_rates
@@ -84,7 +84,6 @@ class SimulatedMetrics:
                 (pipeline, f"{look_back_s:g}"): _cumulative((*RATES, math.inf), self._rates(windows, look_back_s))
                 for look_back_s in LOOK_BACKS_S
             },
-            Series.NODE_CALL_SECONDS: {},
             Series.LAYER_BARRIER_SECONDS: {
                 (pipeline, str(layer)): buckets
                 for layer, buckets in enumerate(_buckets(sum_of([window.barrier for window in windows])))
@@ -92,10 +91,15 @@ class SimulatedMetrics:
         }
         counts: Values = {Series.REPLICA_CPU_SECONDS: {}, Series.REPLICA_MEMORY_BYTES: {}}
         measured: Values = {Series.REPLICA_CPU_SECONDS: {}}
-        self._add_nodes(windows, values, histograms[Series.NODE_CALL_SECONDS], counts, measured)
+        self._add_nodes(windows, values, counts, measured)
+        p95_s = _quantiles(SLO_QUANTILE, sum_of([window.histogram for window in windows]))
+        keys = [(pipeline, node.id) for node in simulation.nodes]
+        tails: Values = {
+            Series.NODE_CALL_SECONDS: {key: one for key, one in zip(keys, p95_s, strict=True) if one is not None}
+        }
         start_s, end_s = (self._epoch_s + moment for moment in (windows[0].start_s, last.end_s))
         ages_s: dict[Job, float] = {"ingress": 0.0, "gateway": 0.0}
-        return Readings(start_s, end_s, values, histograms, counts, measured, ages_s)
+        return Readings(start_s, end_s, values, histograms, counts, measured, ages_s, tails=tails)
 
     def _rates(self, windows: Sequence[Window], look_back_s: float) -> Ints:
         """[bounds] requests that arrived in ``windows``, by the tokens per second of the look-back that ends with each
@@ -105,18 +109,10 @@ class SimulatedMetrics:
         rates = token_rates(requests.arrival_s[:last], requests.tokens[:last], first, look_back_s)
         return np.bincount(np.searchsorted(RATES, rates), minlength=len(RATES) + 1)
 
-    def _add_nodes(
-        self,
-        windows: Sequence[Window],
-        values: Values,
-        seconds: dict[Key, Buckets],
-        counts: Values,
-        measured: Values,
-    ) -> None:
+    def _add_nodes(self, windows: Sequence[Window], values: Values, counts: Values, measured: Values) -> None:
         simulation, last = self._simulation, windows[-1]
         pipeline = simulation.workload.topology.pipeline
         meter = np.sum([window.meter for window in windows], axis=0)
-        histogram = _buckets(sum_of([window.histogram for window in windows]))
         ready_s = np.sum([window.ready_s for window in windows], axis=0)
         recent = [w for w in self._windows if w.end_s > last.end_s - PEAK_WINDOW_S + _SLACK_S and w.end_s <= last.end_s]
         peak = np.max([window.meter[:, kernel.PEAK] for window in recent], axis=0)
@@ -131,7 +127,6 @@ class SimulatedMetrics:
             values[Series.NODE_BUSY_SECONDS][key] = float(row[kernel.SERVED_S])
             values[Series.NODE_WAIT_SECONDS][key] = float(row[kernel.WAITED_S])
             values[Series.NODE_TOKENS_PEAK][key] = float(peak[place])
-            seconds[key] = histogram[place]
             values[Series.REPLICAS_WANTED][name,] = float(configuration.replicas)
             values[Series.REPLICAS_BY_STATE].update(
                 {(name, state): float(counts[place]) for state, counts in last.replicas.items()}
@@ -196,6 +191,19 @@ def sum_of(arrays: Sequence[Ints]) -> Ints:
 def _buckets(counts: Ints) -> list[Buckets]:
     """One histogram a row of ``counts [rows, bounds]``."""
     return [_cumulative(_BOUNDS, row) for row in counts]
+
+
+def _quantiles(q: float, counts: Ints) -> list[float | None]:
+    """:func:`autoscaler.state.quantiles.histogram_quantile` of each row of ``counts [rows, bounds]``, at once."""
+    below = np.cumsum(counts, axis=1).astype(np.float64)
+    rank, rows = q * below[:, -1], np.arange(below.shape[0])
+    place = np.minimum((below < rank[:, None]).sum(axis=1), BOUNDS.size - 2)
+    lower_s, least = np.where(place > 0, BOUNDS[place - 1], 0.0), np.where(place > 0, below[rows, place - 1], 0.0)
+    inside = below[rows, place] - least
+    with np.errstate(divide="ignore", invalid="ignore"):
+        within_s = lower_s + (BOUNDS[place] - lower_s) * (rank - least) / inside
+    quantile_s = np.where(below[rows, place] < rank, BOUNDS[-2], within_s)
+    return [one if total > 0 else None for one, total in zip(quantile_s.tolist(), below[:, -1].tolist(), strict=True)]
 
 
 def histogram_of(seconds: Floats) -> Buckets:
