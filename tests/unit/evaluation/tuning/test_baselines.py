@@ -17,8 +17,8 @@ pytestmark = pytest.mark.slow
 def test_baselines_are_tuned_compared_and_published(tmp_path: Path) -> None:
     options = {
         "--workloads": "bert-4", "--patterns": "normal", "--policies": "serverlessmoe,kpa", "--sweep-on": "bert-4",
-        "--seeds": "1", "--seconds": "240", "--mean-rps": "8", "--trials": "13", "--workers": "1",
-        "--out": str(tmp_path / "out"), "--publish": str(tmp_path / "published"),
+        "--seeds": "1", "--seconds": "240", "--mean-rps": "30", "--relative-slo": "1.5", "--trials": "13",
+        "--workers": "1", "--out": str(tmp_path / "out"), "--publish": str(tmp_path / "published"),
     }  # fmt: skip
     result = CliRunner().invoke(main, [part for option in options.items() for part in option], catch_exceptions=False)
     assert result.exit_code == 0, result.output
