@@ -16,16 +16,26 @@ POLICIES: Mapping[str, tuple[str, str]] = {
     "elasticmoe": ("ElasticMoE (scaler)", "#f2a03d"),
     "faasconf": ("FaaSConf", "#59a14f"),
     "openfaas": ("OpenFaaS, HPA", "#9467bd"),
+    "constant": ("constant", "#c7d9e8"),
+    "constant-per-layer": ("constant a layer", "#9ebcd6"),
+    "constant-per-expert": ("constant an expert", "#6f9bc2"),
+    "constant+burst": ("constant, standbys", "#4d7ea8"),
+    "constant-per-expert+burst": ("constant an expert, standbys", "#2c5f8a"),
     "hpa": ("HPA, profiled start", "#b39ac9"),
+    "hpa+burst": ("HPA, standbys", "#5e4b8b"),
     "tuned-hpa": ("HPA, tuned plan", "#7f6aa0"),
     "kpa": ("KPA", "#8c8c8c"),
     "keda": ("KEDA", "#bdbdbd"),
     "apa": ("AIBrix APA", "#9c755f"),
     "slo-aware": ("llm-d SLO-aware", "#76b7b2"),
     "last-window": ("last window's optimum", "#17a2b8"),
+    "last-window+burst": ("last window's optimum, standbys", "#0f7080"),
+    "rl.staffing.policy:make_rule": ("staffing rule, not tuned", "#e377c2"),
 }
 """Name → label and colour, in the order in which they are drawn; the paper's five first."""
 PAPER = ("smoe", "serverlessmoe", "elasticmoe", "faasconf", "openfaas")
+STAFFING = "rl.staffing.policy:make_rule"
+"""What this project scales by."""
 VARIANTS: Mapping[str, tuple[str, str]] = {
     "full": ("sMoE", "#d62728"),
     "no-dagnn": ("w/o DAGNN", "#4c78a8"),
