@@ -54,7 +54,7 @@ class Work:
         return Simulation(self.workload, self.requests, start, seed=self.seed, bursts=bursts, tables=self._tables)
 
     def answers(self, deployment: Deployment, ends_s: tuple[float, ...]) -> Sequence[Answered] | None:
-        """Of the windows that end at ``ends_s`` where nothing changes; else the same as :meth:`simulation`'s."""
+        """What comes of each window where nothing changes, as :meth:`simulation` has it; they end at ``ends_s``."""
         if self.workload.host is not None:
             simulation = self.simulation(deployment)
             return None if simulation is None else [simulation.advance(end_s) for end_s in ends_s]

@@ -66,8 +66,8 @@ class Bursts:
         return len(self._standbys)
 
     def open(self, first: int, last: int, rates: dict[float, Floats] | None = None) -> None:
-        """A window of the requests ``first`` to ``last``; ``rates``: its token rates by look-back, as far as they are
-        known, to which others are added."""
+        """A window of the requests ``first`` to ``last``. ``rates``: token rates [arrivals of the window] by look-back
+        that are known, to which others are added."""
         self._first, self._last, self._rates = first, last, {} if rates is None else rates
 
     def activate(self, node: int, fleet: Fleet, end_s: float) -> None:

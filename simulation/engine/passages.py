@@ -87,7 +87,7 @@ class _StageByStage(Simulation):
         return _Entering(gone, self._reached.copy()), activated_s
 
     def left_s(self, finished: Calls) -> Floats:
-        """When each of ``finished`` left the last stage."""
+        """[finished] when each of them left the last stage."""
         return self._left[finished]
 
     def deployed(self) -> list[tuple[Configuration | None, ...]]:
@@ -114,7 +114,7 @@ class Passages:
         self._rates: list[dict[float, Floats]] = [{} for _ in self._spans]
 
     def answers(self, configurations: Mapping[str, Configuration], bursts: BurstSettings) -> list[Answers]:
-        """Of each window; arguments as of :class:`Simulation`."""
+        """One for each window; arguments as of :class:`Simulation`."""
         simulation = _StageByStage(
             self._workload, self._requests, configurations, seed=self._seed, bursts=bursts, tables=self._tables
         )
