@@ -42,9 +42,9 @@ tar -C "$root" -c deploy moe functions platform_words | tar -x -C "$work/tree"
 [ -z "${PIPELINE:-}" ] || cp -r "$PIPELINE" "$work/tree/deploy/pipelines/$(basename "$PIPELINE")"
 options=(--pull-never --network host --format docker -v /etc/ssl/certs/ca-certificates.crt:/etc/ssl/certs/ca-certificates.crt:ro)
 [ ! -d "$wheels" ] || options+=(-v "$wheels:/wheels:ro" --build-arg PIP_OPTIONS="--find-links /wheels")
-buildah "${storage[@]}" bud "${options[@]}" -f "$work/tree/deploy/function.Dockerfile" -t docker.io/smoe/function:0.1.0 "$work/tree"
-buildah "${storage[@]}" push -q docker.io/smoe/function:0.1.0 "docker-archive:$work/function.tar:docker.io/smoe/function:0.1.0"
+buildah "${storage[@]}" bud "${options[@]}" -f "$work/tree/deploy/function.Dockerfile" -t docker.io/smoe/function:0.2.0 "$work/tree"
+buildah "${storage[@]}" push -q docker.io/smoe/function:0.2.0 "docker-archive:$work/function.tar:docker.io/smoe/function:0.2.0"
 gzip -c "$work/function.tar" >"$out/function.tar.gz"
-made=$(buildah "${storage[@]}" from --pull-never docker.io/smoe/function:0.1.0)
+made=$(buildah "${storage[@]}" from --pull-never docker.io/smoe/function:0.2.0)
 cp "$(buildah "${storage[@]}" mount "$made")/opt/venv/sbom.json" "$out/function.sbom.json"
 du -m "$out/function.tar.gz" "$out/function.sbom.json"

@@ -4,4 +4,4 @@ The core speaks HTTP and forwards calls; a backend starts, stops, limits and cou
 experts, layers or policies, and this room imports no other.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -3,4 +3,4 @@
 It holds no model mathematics, no scaling logic and no server; nothing imports it except tests and benchmarks.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

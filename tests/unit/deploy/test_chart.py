@@ -162,7 +162,7 @@ def test_in_another_namespace_nothing_is_left_of_the_usual_one() -> None:
 
 
 OTHERS: list[tuple[str, Any]] = [
-    ("image.repository", "registry.local/control"), ("image.tag", "0.2.0"), ("image.pullPolicy", "Always"),
+    ("image.repository", "registry.local/control"), ("image.tag", "9.9.9"), ("image.pullPolicy", "Always"),
     ("imagePullSecrets", ["registry"]),
     ("credentials.generate", True), ("credentials.secret", "mine"), ("credentials.feedSecret", "my-feed"),
     ("functionNamespace.create", False),

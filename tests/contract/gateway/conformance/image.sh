@@ -36,7 +36,7 @@ done
 container() { # NAME, its environment: start it in its namespace as the kubelet does, with /tmp to write to and no more
   local name=$1 made files="$work/$1"
   shift
-  made=$(buildah "${storage[@]}" from --pull-never docker.io/smoe/function:0.1.0)
+  made=$(buildah "${storage[@]}" from --pull-never docker.io/smoe/function:0.2.0)
   mkdir "$files"
   mount --bind "$(buildah "${storage[@]}" mount "$made")" "$files"
   mount -t proc proc "$files/proc"
