@@ -94,8 +94,8 @@ def test_the_library_s_own_learning_moves_actor_and_critic(env: Stepwise, tmp_pa
 @pytest.mark.slow
 def test_where_only_cost_counts_it_learns_the_cheapest() -> None:
     env = stepwise(settings=RewardSettings(slo_weight=1e-6))
-    agent = agent_of(env, learning_starts=60, learning_rate=3e-3, batch_size=16)
-    agent.learn(300)
+    agent = agent_of(env, learning_starts=60, learning_rate=3e-3, batch_size=8)
+    agent.learn(240)
     observed, _ = env.reset(seed=3)
     action, _ = agent.predict(observed, deterministic=True)  # type: ignore[arg-type]
     chosen = env.positions(action).reshape(3, 4)

@@ -36,7 +36,8 @@ from simulation.workloads.paper import paper_workload
 SMALL = {"width": 8, "hidden": 8, "rank": 4}
 SETTINGS = TrainingSettings(
     workloads=("bert-4",), windows=20, lanes=2, episode_windows=4, variants=(), mean_rps=(2.0, 2.0), warm_start=6,
-    clone_updates=2, curriculum=False, learner=LearnerSettings(batch_windows=2, actor_from=1), **SMALL,
+    clone_updates=2, curriculum=False, learner=LearnerSettings(batch_windows=2, actor_from=1),
+    validation=ValidationSettings(seconds=300.0, mean_rps=(5.0,)), **SMALL,
 )  # fmt: skip
 
 
@@ -135,6 +136,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return Validation((Judged("bert-4", "slow", 2.0 - 0.1 * len(asked), 1.0, 10, 0, 0.0),))
 
     monkeypatch.setattr(Validator, "judge", judge)
+    monkeypatch.setattr(Validator, "_served", lambda self, clip: True)  # seconds a clip, of clips that nobody judges
     return asked
 
 
@@ -189,7 +191,7 @@ def test_minutes_end_a_warm_start_too(tmp_path: Path, judged: list[int]) -> None
 
 
 @pytest.mark.slow
-def test_a_folder_with_another_run_is_refused(tmp_path: Path) -> None:
+def test_a_folder_with_another_run_is_refused(tmp_path: Path, judged: list[int]) -> None:
     Run(SETTINGS, tmp_path)
     other = TrainingSettings.from_json(SETTINGS.as_json() | {"seed": 1})
     with pytest.raises(TrainingError, match="other settings"):
