@@ -33,7 +33,6 @@ import click
 import numpy as np
 from rich.console import Console
 
-from benchmarks.fidelity.machine import cpu_s
 from benchmarks.harness import answers
 from benchmarks.harness.local_pipeline import LocalPipeline, OneMachine, WorkerProcess
 from benchmarks.harness.options import AT_LEAST_1, benchmark, seed_option
@@ -44,6 +43,7 @@ from benchmarks.prism_real.network import SWITCH, become_switch, connect
 from functions.serving import metric_names as names
 from gateway.backends.process.kernel import enter_network
 from moe.reference import WholeModel
+from simulation.profiles.measure.machine import cpu_s
 from smoe.pipelines import ensure_pipeline
 
 ROWS = (

@@ -77,11 +77,11 @@ class SlaPlanner:
             return {}
         self._next_s += self.interval_s
         ended, self._ended = world.completed[self._ended :], len(world.completed)
+        arrived, self._arrived = world.arrived(now_s) - self._arrived, world.arrived(now_s)
         if not ended:
             return {}
         prompt = float(np.mean([world.request(at).prompt for at in ended]))
         output = float(np.mean([world.request(at).output for at in ended]))
-        arrived, self._arrived = world.arrived(now_s) - self._arrived, world.arrived(now_s)
         self._counts.append(arrived if self.at_input else len(ended))
         rps = self.forecast(self._counts) / self.interval_s
         ttft_factor, decode_factor = self._corrections(ended, prompt, output, world) if self.correction else (1.0, 1.0)

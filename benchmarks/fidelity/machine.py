@@ -12,10 +12,8 @@ What lone requests take changes by a tenth from one minute to the next, so all o
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import click
 import numpy as np
@@ -140,16 +138,6 @@ class Usage:
         """(of the machine, of others), on average so far."""
         seconds, machine_s = time.time() - self.begun_s, busy_s() - self._machine_s
         return machine_s / seconds, max(0.0, machine_s - (own_cpu_s() - self._own_s)) / seconds
-
-
-def cpu_s(pids: Iterable[int]) -> float:
-    """CPU seconds so far of these processes' threads, to the nanosecond (``/proc/PID/task/TID/schedstat``): psutil
-    counts hundredths, which is much for a few requests."""
-    total = 0
-    for task in [task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()]:
-        with suppress(OSError):  # a thread that has ended meanwhile
-            total += int((task / "schedstat").read_text().split()[0])
-    return total / 1e9
 
 
 def own_cpu_s() -> float:

@@ -25,7 +25,7 @@ from autoscaler.platforms.openfaas import OpenFaasPlatform
 from autoscaler.prices import load_prices
 from autoscaler.state.readings import Series
 from benchmarks.fidelity.clock import SpeedClock, typical_s
-from benchmarks.fidelity.machine import SINGLES, SINGLES_PER_S, WARM, Singles, Usage, cpu_s
+from benchmarks.fidelity.machine import SINGLES, SINGLES_PER_S, WARM, Singles, Usage
 from benchmarks.harness.controlling import controlling
 from benchmarks.harness.replay_process import ReplayProcess
 from gateway.client.client import GatewayClient
@@ -33,6 +33,7 @@ from gateway.client.state import read_password, running_pid
 from moe.manifest import Manifest
 from moe.reference import WholeModel
 from platform_words.memory import RuntimeMemory
+from simulation.profiles.measure.machine import cpu_s
 from traces import catalog, generate, scale
 from traces.model import Trace
 

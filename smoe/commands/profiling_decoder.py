@@ -25,7 +25,7 @@ from moe.manifest import Manifest
 from moe.names import INGRESS
 from simulation.generation.hardware import ALONE
 from simulation.generation.measured import FitError, Measured, errors, fit
-from simulation.profiles.generation.interference import PHASES, cpu_s, measure_interference, slowdown
+from simulation.profiles.generation.interference import PHASES, cpu_of, measure_interference, slowdown
 from simulation.profiles.generation.measure import QUICK, Decoder, Settings, kv_tokens, measure, points, warm_up
 from simulation.profiles.generation.storage import GenerationProfile, save
 from simulation.profiles.measure.machine import this_machine
@@ -61,8 +61,9 @@ def profile_decoder(
         if neighbour:
             other = stack.enter_context(_running(manifest, state, cpu_scale, {cores[1]}))
             task = bar.add_task("next to a second instance", total=neighbour)
+            used_s = partial(cpu_of, first.pid)
             turns = measure_interference(
-                decoder, other.decoder, partial(cpu_s, first.pid), neighbour, settings.seed, lambda _: bar.advance(task)
+                decoder, other.decoder, used_s, neighbour, settings.seed, lambda _: bar.advance(task)
             )
             slowed = slowdown(turns)
     try:

@@ -87,6 +87,8 @@ class Informer:
                 last = str(error)
                 if isinstance(error, ApiError) and error.code == 410:
                     last = await self._reload(last)
+            except Exception:  # else the task would end, and what it shows would stay as it is for ever
+                log.exception("following %s failed; it is tried again", self._path)
             await asyncio.sleep(wait_s)
             wait_s = min(_LONGEST_WAIT_S, max(self._settings.first_wait_s, 2 * wait_s))
 

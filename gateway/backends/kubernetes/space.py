@@ -393,5 +393,8 @@ class Space:
     @staticmethod
     async def _forever(work: Callable[[], Awaitable[None]], interval_s: float) -> None:
         while True:
-            await work()
+            try:
+                await work()
+            except Exception:  # else the task would end, and nobody would hear of it
+                log.exception("%s failed; it is tried again", work.__qualname__)
             await asyncio.sleep(interval_s)

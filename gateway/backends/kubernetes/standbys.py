@@ -30,10 +30,12 @@ class Note:
 
     @staticmethod
     def of(pod: Object, now_s: float) -> Note:
-        """``now_s``: Unix time. Without a note, or with one that cannot be read, nobody's, for no time."""
+        """``now_s``: Unix time. Without a note, or with one that no gateway writes, nobody's, for no time: the pod of a
+        note without end would keep its request for ever."""
         until_s, _, gateway = (pod["metadata"].get("annotations") or {}).get(ACTIVATED, "").partition(" ")
-        readable = until_s.isascii() and until_s.isdigit()  # a superscript two is a digit, too
-        return Note(gateway, float(until_s) - now_s) if readable else Note("", 0.0)
+        readable = until_s.isascii() and until_s.isdigit() and len(until_s) < 16  # a superscript two is a digit, too
+        left_s = float(until_s) - now_s if readable else 0.0
+        return Note(gateway, left_s) if readable and left_s <= 2 * NOTED_S else Note("", 0.0)
 
 
 @dataclass

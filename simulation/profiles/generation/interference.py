@@ -19,6 +19,7 @@ import numpy as np
 import psutil
 
 from simulation.profiles.generation.measure import Decoder, _prompt, _stream
+from simulation.profiles.measure.machine import cpu_s
 from simulation.profiles.model.errors import ProfileError
 
 PHASES = ("prefill", "decode")
@@ -41,11 +42,9 @@ class Turn:
     wall_s: float
 
 
-def cpu_s(pid: int) -> float:
-    """CPU seconds so far of a process and of those that it started, to the nanosecond."""
-    process = psutil.Process(pid)
-    pids = [pid, *(child.pid for child in process.children(recursive=True))]
-    return sum(time.clock_gettime((~one << 3) | 2) for one in pids)  # Linux: clock_getcpuclockid(3)
+def cpu_of(pid: int) -> float:
+    """CPU seconds so far of a process and of those that it started."""
+    return cpu_s([pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))])
 
 
 def measure_interference(

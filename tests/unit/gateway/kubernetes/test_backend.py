@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.backends.kubernetes.api import Object
 from gateway.backends.kubernetes.backend import KubernetesBackend
+from gateway.backends.kubernetes.informer import Informer
 from gateway.contract import (
     DEFAULT_NAMESPACE,
     BackendError,
@@ -53,6 +55,22 @@ async def test_two_gateways_side_by_side_see_the_same_functions(double: Running,
     await one.delete("f", DEFAULT_NAMESPACE)
     await until_so(lambda: not two.list())
     assert not double.pods()
+
+
+async def test_following_goes_on_after_an_error_of_the_program(
+    backends: Backends, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend, take, failed = await backends(), Informer.take, list[str]()
+
+    def fails_once(self: Informer, kind: str, document: Object) -> None:
+        if kind != "BOOKMARK" and not failed:
+            failed.append(kind)
+            raise RuntimeError("unexpected")
+        take(self, kind, document)
+
+    monkeypatch.setattr(Informer, "take", fails_once)
+    await deployed(backend)
+    assert failed and "is tried again" in caplog.text
 
 
 async def test_a_gateway_that_starts_again_finds_everything(backends: Backends) -> None:

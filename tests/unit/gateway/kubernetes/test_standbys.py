@@ -219,10 +219,13 @@ def test_activations_that_follow_each_other_closely_are_noted_once_until_the_pod
     ("text", "note"),
     [
         ("1600 there", standbys.Note("there", 600.0)),
-        *((text, standbys.Note("", 0.0)) for text in ("", "there", "-1 there", "1e3 there", "² there")),
+        *(
+            (text, standbys.Note("", 0.0))
+            for text in ("", "there", "-1 there", "1e3 there", "² there", "9000 there", f"{'9' * 400} there")
+        ),
     ],
 )
-def test_a_note_that_cannot_be_read_is_nobodys(text: str, note: standbys.Note) -> None:
+def test_a_note_that_cannot_be_read_or_has_no_end_is_nobodys(text: str, note: standbys.Note) -> None:
     assert standbys.Note.of({"metadata": {"annotations": {"smoe.activated": text}}}, 1000.0) == note
     assert standbys.Note.of({"metadata": {}}, 1000.0) == standbys.Note("", 0.0)
 

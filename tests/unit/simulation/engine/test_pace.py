@@ -10,10 +10,11 @@ import click
 import numpy as np
 import pytest
 
-from benchmarks.fidelity.machine import Singles, Usage, cpu_s, near, pace_of
+from benchmarks.fidelity.machine import Singles, Usage, near, pace_of
 from simulation.engine.requests import Requests
 from simulation.engine.simulation import Simulation
 from simulation.latency.contract import Noise
+from simulation.profiles.measure.machine import cpu_s
 from simulation.workloads.workload import Host, Workload
 from tests.unit.simulation.engine.builders import Limited, configuration, initial, one_expert, simulate, workload
 

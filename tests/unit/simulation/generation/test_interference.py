@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.arrow import interference
-from simulation.profiles.generation.interference import Turn, cpu_s, measure_interference, slowdown
+from simulation.profiles.generation.interference import Turn, cpu_of, measure_interference, slowdown
 from simulation.profiles.generation.measure import Decoder
 from simulation.profiles.model.errors import ProfileError
 
@@ -27,14 +27,14 @@ def test_slowdowns_are_medians_of_ratios_within_a_repeat_and_at_least_one() -> N
 
 
 def test_the_cpu_time_of_a_process_and_its_children_counts_work_and_not_waiting() -> None:
-    begun_s = cpu_s(os.getpid())
+    begun_s = cpu_of(os.getpid())
     time.sleep(0.2)
-    waited_s = cpu_s(os.getpid()) - begun_s
+    waited_s = cpu_of(os.getpid()) - begun_s
     end_s = time.process_time() + 0.2
     while time.process_time() < end_s:
         pass
     assert waited_s < 0.1
-    assert cpu_s(os.getpid()) - begun_s - waited_s == pytest.approx(0.2, abs=0.1)
+    assert cpu_of(os.getpid()) - begun_s - waited_s == pytest.approx(0.2, abs=0.1)
 
 
 def test_what_does_not_answer_is_refused_in_a_sentence() -> None:
