@@ -80,7 +80,7 @@ def make_plans(
 
     Provisioned meter; input size the first of ``grid``. Searches whose plans are all there are not done again. Returns
     the new ones. Raises what an evaluation raises; with ``refused`` given, a plan for whose hours nothing can be
-    measured (EvaluationError) is left out, and its name and the reason put there.
+    measured (EvaluationError) is left out, and its name and the reason put there; so is that of a single seed.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     results: dict[str, Found | Constants] = {}
@@ -88,10 +88,12 @@ def make_plans(
         for pattern in grid.patterns:
             for policy in (*PLANNED, *CONSTANTS):
                 name = stem(policy, workload, pattern)
-                missing = [seed for seed in grid.seeds if not _path(out, name, seed).is_file()]
-                if policy not in grid.policies or not missing:
-                    continue
                 cell = Group(workload, pattern, grid.tokens[0], 0)
+                if policy not in grid.policies:
+                    continue
+                missing = _missing(grid, cell, [_path(out, name, seed) for seed in grid.seeds], refused)
+                if not missing:
+                    continue
                 try:
                     results[name] = (_search if policy in PLANNED else _constants)(
                         grid, policy, cell, settings, progress
@@ -104,6 +106,27 @@ def make_plans(
                         raise
                     refused[name] = str(error)
     return results
+
+
+def _missing(grid: Grid, cell: Group, paths: Sequence[Path], refused: dict[str, str] | None) -> list[int]:
+    """Seeds without a plan in ``paths``; with ``refused`` given, those whose own validation hour can be measured: the
+    names of the others' plans and the reasons are put there."""
+    missing = [(seed, path) for seed, path in zip(grid.seeds, paths, strict=True) if not path.is_file()]
+    if refused is None:
+        return [seed for seed, _ in missing]
+    reasons = {path: _refusal(_validation(grid), replace(cell, seed=seed)) for seed, path in missing}
+    refused.update({path.stem: reason for path, reason in reasons.items() if reason})
+    return [seed for seed, path in missing if not reasons[path]]
+
+
+@lru_cache(maxsize=HOURS_KEPT)
+def _refusal(grid: Grid, group: Group) -> str:
+    """Why nothing can be measured in an hour; empty where it can."""
+    try:
+        prepare(grid, group)
+    except EvaluationError as error:
+        return str(error)
+    return ""
 
 
 def _constants(

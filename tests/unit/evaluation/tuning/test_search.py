@@ -17,7 +17,10 @@ from autoscaler.stored_deployment import load_plan
 from evaluation.bound.bounds import lower_bound
 from evaluation.bound.loads import WindowLoad
 from evaluation.bound.oracle import simulate_numbers
-from evaluation.comparison.grid import Grid
+from evaluation.comparison.episode import Work
+from evaluation.comparison.errors import EvaluationError
+from evaluation.comparison.grid import Grid, Group
+from evaluation.tuning import searches
 from evaluation.tuning.commands import tune
 from evaluation.tuning.curves import best_so_far, picture
 from evaluation.tuning.deployments import AXES, SHARES, Deployments, Parameters
@@ -199,6 +202,33 @@ def test_plans_are_built_for_every_seed_from_one_search_and_not_searched_again(t
     assert all(plan.made_by["words"] == planned["serverlessmoe.bert-4.bursty"].best.words for plan in plans)
     assert all("validation" not in str(plan.made_by) or plan.made_by["profile"] for plan in plans)
     assert make_plans(grid, tmp_path / "plans", SearchSettings(trials=4)) == {}
+
+
+@pytest.mark.slow
+def test_a_seed_whose_own_hour_is_refused_has_no_plan_and_costs_the_others_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = Grid(
+        ("bert-4",), ("bursty",), (0,), ("constant",), (0, 1, 2),
+        window_s=10.0, seconds=60.0, mean_rps=8.0, warm_up_windows=2, data=tmp_path,
+    )  # fmt: skip
+    prepared = searches.prepare
+
+    def prepare(grid: Grid, group: Group) -> Work:
+        if group.seed == 0:
+            raise EvaluationError("too few machines")
+        return prepared(grid, group)
+
+    monkeypatch.setattr(searches, "prepare", prepare)
+    searches._refusal.cache_clear()
+    searches._hour.cache_clear()
+    plans, refused = tmp_path / "plans", dict[str, str]()
+    found = make_plans(grid, plans, SearchSettings(trials=30), refused=refused)
+    assert sorted(path.name for path in plans.glob("*.json")) == [
+        f"constant.bert-4.bursty.{seed}.json" for seed in (1, 2)
+    ]
+    assert refused == {"constant.bert-4.bursty.0": "too few machines"} and list(found) == ["constant.bert-4.bursty"]
+    assert make_plans(grid, plans, SearchSettings(trials=30), refused=refused) == {}
 
 
 @pytest.mark.parametrize("policy", ["serverlessmoe", "tuned-hpa"])
