@@ -28,14 +28,14 @@ from rl.staffing.training import Judge, Judged, StaffingSettings
 from rl.staffing.warm_start import RULES
 from traces.catalog import data_folder
 
-BEFORE = RuleSettings(spare=0.5).values
+BEFORE = RuleSettings(spare=0.5).values()
 """The default before."""
 Kinds = Mapping[str, tuple[float, float]]
 
 
 def chosen(named: str) -> dict[str, Mapping[str, float]]:
     """Name → rule of those in the comma list ``named``, all where it is empty. Raises BadParameter."""
-    rules = {"default": RuleSettings().values, "before": BEFORE} | {str(k): rule for k, rule in enumerate(RULES)}
+    rules = {"default": RuleSettings().values(), "before": BEFORE} | {str(k): rule for k, rule in enumerate(RULES)}
     names = [name.strip() for name in named.split(",")] if named else list(rules)
     if unknown := [name for name in names if name not in rules]:
         raise click.BadParameter(f"{', '.join(unknown)}: no such rule; there are {', '.join(rules)}")

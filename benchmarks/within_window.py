@@ -80,13 +80,13 @@ class Hour:
 
     def __init__(self, settings: StaffingSettings, work: Work, calls: int) -> None:
         first = episode(settings.hours, work)
-        experts, values = len(first.workload.experts), RuleSettings(load=0.1, budget=1.0, standbys=12.0).values
-        planned = Staffing(first.workload).desired(
+        experts, values = len(first.workload.experts), RuleSettings(load=0.1, budget=1.0, standbys=12.0).values()
+        plan = Staffing(first.workload).plan(
             first.observation, np.tile(action_of(values), (experts, 1)), np.ones(experts), room_of(first.state().room)
         )
         self.work, self.reference, self.seed = work, first.reference, first.seed
         self.start, self.windows = dict(first.present), first.windows
-        self.planned = {name: replace(one, replicas=1, concurrency=calls) for name, one in planned.items()}
+        self.planned = {name: replace(one, replicas=1, concurrency=calls) for name, one in plan.desired.items()}
 
     def configurations(self, rule: Burst) -> dict[str, Configuration]:
         """Experts' with the standbys of ``rule`` that there is room for."""

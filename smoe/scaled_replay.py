@@ -27,6 +27,9 @@ from traces.model import Trace
 from traces.replay import Progress, ReplayResult, ReplaySettings, replay
 from traces.results import CsvSink
 
+BEFORE_S = 10.0
+"""A controller is there before its load: what it orders without any has this long to come about."""
+
 
 @dataclass(frozen=True)
 class ScaledReplay:
@@ -46,6 +49,8 @@ class ScaledReplay:
     interval_s: float
     max_replicas: int
     seed: int
+    plan: Path | None = None
+    """Stored configurations that a policy without reaction holds."""
     prometheus_url: str | None = None
     """The controller reads this server, which scrapes several times an interval; else the targets themselves."""
 
@@ -58,6 +63,7 @@ class ScaledReplay:
                 manifest_dir=self.directory,
                 password=read_password(self.state),
                 policy=self.policy,
+                plan=self.plan,
                 policy_settings=with_hpa(self.policy, self.policy_settings, hpa_of_windows(self.interval_s)),
                 space=ConfigurationSpace(gpu_shares=()),
                 interval_s=self.interval_s,
@@ -90,6 +96,7 @@ class ScaledReplay:
             )
             work.start()
             try:
+                stop.wait(BEFORE_S)
                 with CsvSink(self.out / "requests.csv") as sink:
                     return asyncio.run(self._replay(replay_settings, sink, on_progress))
             finally:

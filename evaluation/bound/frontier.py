@@ -94,6 +94,15 @@ class Frontier:
     def __len__(self) -> int:
         return len(self.latency_s)
 
+    def second(self, number: int) -> tuple[int, float] | None:
+        """Number and additional cost of the cheapest other configuration that is at least as fast as ``number``; None
+        where there is none, or ``number`` is not worth choosing."""
+        at = np.flatnonzero(self.number == number)
+        if not at.size or not at[0]:
+            return None
+        place = int(at[0])
+        return int(self.number[place - 1]), float(self.cost[place - 1] - self.cost[place])
+
 
 def frontier(table: ExpertTable, space_arrays: SpaceArrays, extra: Floats | None = None) -> Frontier:
     """The Pareto frontier of one expert over all valid configurations; empty where there is none.

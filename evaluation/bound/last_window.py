@@ -8,7 +8,7 @@ workload.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -26,9 +26,11 @@ from evaluation.bound.physics import NodeRows, Physics
 from evaluation.bound.queueing import serve
 from evaluation.bound.walls import Problem
 from simulation.arrays import Floats
-from simulation.profiles.model.bundled import named
-from simulation.profiles.model.errors import ProfileError
+from simulation.profiles.measure.machine import this_machine
+from simulation.profiles.model.bundled import named, nearest, warn_of_another
+from simulation.profiles.model.errors import ProfileError, ProfileMismatchError
 from simulation.profiles.model.pipeline import clustered_workload, measured_workload
+from simulation.profiles.model.storage import Profile, load
 from simulation.workloads.paper import LIFECYCLE, PAPER_WORKLOADS, paper_workload
 from simulation.workloads.workload import TokenLengths, Workload
 
@@ -55,7 +57,8 @@ class MakingSettings(LastWindowSettings):
     workload: str = ""
     """One of the paper's workloads; by default the pipeline's name, where it is one."""
     profile: str = ""
-    """Or a measured profile of the pipeline (parquet)."""
+    """Or a measured profile of the pipeline (parquet); where neither is named, this tree's for the pipeline, of this
+    machine or with a warning of another."""
     cpu_scale: NotNegative = 0.0
     """Real cores per configured core where it plans with a profile; 0: where that was measured."""
     other_machine: bool = False
@@ -74,6 +77,9 @@ class Plan:
     functions: tuple[str, ...]
     desired: Mapping[str, Configuration]
     reason: str
+    second: Mapping[str, tuple[Configuration, float]] = field(default_factory=dict)
+    """Function → the cheapest other configuration that is at least as fast, and what it would cost more an hour; of
+    functions for which there is none, nothing."""
 
 
 class LastWindowPolicy:
@@ -96,9 +102,11 @@ class LastWindowPolicy:
         headroom: float,
         load_factor: Callable[[str], float],
         room: Resources | None,
+        least: float = 0.0,
     ) -> Plan:
         """The optimum for ``load_factor`` (of an expert's node id) times the calls of the observed window, within
-        ``headroom`` of what λ leaves the experts and, where there are walls, within ``room``."""
+        ``headroom`` of what λ leaves the experts and, where there are walls, within ``room``. At least the part
+        ``least`` of λ is left to the experts, however long segments take."""
         physics = self._physics
         functions = tuple(node.function for layer in physics.layers for node in layer)
         tables: list[list[ExpertTable]] = []
@@ -110,14 +118,15 @@ class LastWindowPolicy:
                 if node_observation is None or load is None:
                     reason = f"no data: the load of {node.id} is not known, and all experts are planned together"
                     return Plan(functions, {}, reason)
-                least = physics.least_memory(node, node_observation.peak_tokens or 0.0)
+                memory = physics.least_memory(node, node_observation.peak_tokens or 0.0)
                 calls, alone_s = load[0] * load_factor(node.id), _alone_s(rows, load[1])
                 window_s, meter = observation.window_s, self.settings.meter
-                tables[-1].append(expert_table(physics, rows, calls, alone_s, least, window_s, meter))
-        budget_s = headroom * max(0.0, physics.workload.slo_s - self._outside_s(observation))
-        return self._planned(Problem(tables, physics.space_arrays, room), budget_s, functions)
+                tables[-1].append(expert_table(physics, rows, calls, alone_s, memory, window_s, meter))
+        slo_s = physics.workload.slo_s
+        budget_s = headroom * max(least * slo_s, slo_s - self._outside_s(observation))
+        return self._planned(Problem(tables, physics.space_arrays, room), budget_s, functions, observation.window_s)
 
-    def _planned(self, problem: Problem, budget_s: float, functions: tuple[str, ...]) -> Plan:
+    def _planned(self, problem: Problem, budget_s: float, functions: tuple[str, ...], window_s: float) -> Plan:
         """Configurations of the optimum; where the budget cannot be met, of the fastest choice; where nothing serves,
         none."""
         enclosure = problem.enclose(budget_s)
@@ -130,7 +139,13 @@ class LastWindowPolicy:
         numbers = np.concatenate(enclosure.numbers) if enclosure.numbers else np.zeros(0, np.int64)
         space = self._physics.workload.space
         desired = {function: space[int(number)] for function, number in zip(functions, numbers, strict=True)}
-        return Plan(functions, desired, reason)
+        second = {
+            function: (space[other], 3600 * more / window_s)
+            for function, number, frontier in zip(functions, numbers, problem.frontiers, strict=True)
+            if (other_and_more := frontier.second(int(number))) is not None
+            for other, more in (other_and_more,)
+        }
+        return Plan(functions, desired, reason, second)
 
     def _outside_s(self, observation: Observation) -> float:
         """Mean seconds outside of experts: measured at the segments, by the queueing model where they were not."""
@@ -185,7 +200,7 @@ def workload_of(making: Making, making_settings: MakingSettings) -> Workload:
     if slo_s is not None:
         workload = replace(workload, slo_s=slo_s)
     space = making.limits.space
-    if making_settings.profile and not making_settings.cluster:
+    if workload.measured and not making_settings.cluster:
         space = replace(space, gpu_shares=())
     topology = replace(workload.topology, generates=making.topology.generates)
     return replace(workload, topology=topology, space=space, prices=making.prices, alpha=making.limits.alpha)
@@ -205,12 +220,14 @@ def _workload(making: Making, making_settings: MakingSettings) -> Workload:
         except ProfileError as error:
             raise SettingsError(f"last-window: {error}") from error
     name = making_settings.workload or making.topology.pipeline
-    if name not in PAPER_WORKLOADS:
-        raise SettingsError(
-            f"last-window: there is no latency model of {name!r}; name a profile of it, or one of "
-            f"{', '.join(PAPER_WORKLOADS)} as workload"
-        )
-    return paper_workload(name, mean_tokens=making_settings.mean_tokens)
+    if name in PAPER_WORKLOADS:
+        return paper_workload(name, mean_tokens=making_settings.mean_tokens)
+    if making_settings.workload:
+        raise SettingsError(f"last-window: workload is {name!r}, not one of {', '.join(PAPER_WORKLOADS)}")
+    try:
+        return _measured(making, making_settings)
+    except ProfileMismatchError as error:
+        raise SettingsError(f"last-window: there is no latency model of {name!r}; name a profile of it") from error
 
 
 def _measured(making: Making, making_settings: MakingSettings) -> Workload:
@@ -218,9 +235,7 @@ def _measured(making: Making, making_settings: MakingSettings) -> Workload:
     slo_s = pass_slo_s(making)
     if slo_s is None:
         raise SettingsError("slo_s is None; last-window plans for a latency target (--slo-ms, of a decoder --tpot-ms)")
-    profile = named(
-        Path(making_settings.profile), making.topology, making_settings.other_machine or making_settings.cluster
-    )
+    profile = _profile(making, making_settings)
     tokens = TokenLengths.lognormal(making_settings.mean_tokens, CV_TOKENS, MOST_TOKENS)
     scale, folder = making_settings.cpu_scale or None, making.settings.manifest_dir
     if making_settings.cluster:
@@ -229,3 +244,15 @@ def _measured(making: Making, making_settings: MakingSettings) -> Workload:
             folder, profile, tokens, slo_s=slo_s, changes=LIFECYCLE, prices=prices, cpu_scale=scale
         )
     return measured_workload(folder, profile, tokens, slo_s=slo_s, cpu_scale=scale)
+
+
+def _profile(making: Making, making_settings: MakingSettings) -> Profile:
+    """The one that the settings name, else of this tree's that fit the pipeline the one of this machine, or with a
+    warning of another. Raises ProfileError."""
+    meant = making_settings.other_machine or making_settings.cluster
+    if making_settings.profile:
+        return named(Path(making_settings.profile), making.topology, meant)
+    profile = load(nearest(making.settings.manifest_dir, this_machine()))
+    if not meant:
+        warn_of_another(profile, making.settings.policy)
+    return profile

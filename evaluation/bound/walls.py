@@ -87,6 +87,11 @@ class Problem:
         memories, resources = self.space_arrays.unit_per_s.shape
         return memories, resources, len(self.space_arrays.replicas), len(self.space_arrays.concurrencies)
 
+    @property
+    def frontiers(self) -> list[Frontier]:
+        """Of every expert, layer by layer, without walls."""
+        return [one for layer in self._plain for one in layer]
+
     @cached_property
     def _plain(self) -> list[list[Frontier]]:
         return [[frontier(table, self.space_arrays) for table in layer] for layer in self.tables]

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import numpy as np
 import orjson
 
 from functions.dispatch.activation import Burst, burst_from
@@ -44,13 +45,21 @@ KEPT = 1000
 
 
 class WorkMeter:
-    """Replica-seconds that a token of the pipeline costs each function, from calls that were answered."""
+    """Replica-seconds that a token of the pipeline costs each function, from calls that were answered.
+
+    A measurement weighs as much as its function was busy. Below its CPU quota a call takes a fraction of what one of a
+    steady stream does (decision 7), and a burst is such a stream: what quiet times measured would keep standbys shut
+    while calls queue.
+    """
 
     def __init__(self, dispatcher: Dispatcher, functions: Iterable[str], now_s: float) -> None:
         self._dispatcher = dispatcher
-        self._busy_s = dict.fromkeys(functions, 0.0)
-        self._seen_s = dict(self._busy_s)
-        self._tokens = self._new_tokens = 0.0
+        self._names = tuple(functions)
+        self._seen_s = np.zeros(len(self._names))
+        self._busy_s = np.zeros(len(self._names))
+        """Weighted, as are the tokens: [functions] each."""
+        self._tokens = np.zeros(len(self._names))
+        self._new_tokens = 0
         self._next_s = now_s + MEASURE_S
         self.seconds_per_token: dict[str, float] = {}
         """Empty until the first measurement."""
@@ -63,13 +72,13 @@ class WorkMeter:
         if now_s < self._next_s or not self._new_tokens:
             return
         self._next_s = now_s + MEASURE_S
-        self._tokens = FORGET * self._tokens + self._new_tokens
-        self._new_tokens = 0.0
-        for name in self._busy_s:
-            busy_s = self._dispatcher.busy_s(name)
-            self._busy_s[name] = FORGET * self._busy_s[name] + max(0.0, busy_s - self._seen_s[name])
-            self._seen_s[name] = busy_s
-        self.seconds_per_token = {name: busy_s / self._tokens for name, busy_s in self._busy_s.items()}
+        busy_s = np.array([self._dispatcher.busy_s(name) for name in self._names])
+        new_s, self._seen_s = np.maximum(0.0, busy_s - self._seen_s), busy_s
+        self._busy_s = FORGET * self._busy_s + new_s * new_s
+        self._tokens = FORGET * self._tokens + new_s * self._new_tokens
+        self._new_tokens = 0
+        each = np.divide(self._busy_s, self._tokens, out=np.zeros(len(self._names)), where=self._tokens > 0)
+        self.seconds_per_token = dict(zip(self._names, each.tolist(), strict=True))
 
 
 class Gateway:

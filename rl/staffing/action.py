@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from autoscaler.capacity import replica_needs
 from autoscaler.contract import Burst, Configuration, Observation, Resources
-from evaluation.bound.last_window import LastWindowPolicy, LastWindowSettings
+from evaluation.bound.last_window import LastWindowPolicy, LastWindowSettings, Plan
 from rl.agent.contract import Floats32
 from simulation.arrays import Floats
 from simulation.workloads.workload import Workload
@@ -59,6 +59,9 @@ their mean seconds may take, of which the mean over all experts counts; ``sleep_
 which replicas wait, too, below :data:`ALWAYS_S`."""
 ALWAYS_S = 15.0
 """``sleep_s`` from which on replicas always run."""
+LEAST = 0.5
+"""Part of λ that experts are planned for however long segments take: a queue at segments is not made shorter by dearer
+experts, and on a machine that is short of processors it gets longer by them."""
 NAMES = tuple(axis.name for axis in AXES)
 
 
@@ -83,11 +86,11 @@ class Staffing:
         self._fewest_calls = workload.space.concurrency_min
         self._batches = workload.topology.generates
         """A decoder's workers compute calls of several instances as one product: they need more than one at a time."""
+        self._measured = workload.measured
+        """Call times are of functions that run, whose workers compute calls that wait as one product, too."""
 
-    def desired(
-        self, observation: Observation, actions: Actions, priority: Floats, room: Resources | None
-    ) -> Mapping[str, Configuration]:
-        """Function → configuration with its standbys; empty where the last window's load is not known.
+    def plan(self, observation: Observation, actions: Actions, priority: Floats, room: Resources | None) -> Plan:
+        """Configurations with their standbys; of no function where the last window's load is not known.
 
         ``actions`` [experts, 8] and ``priority`` [experts] in the order of ``workload.experts``; ``room``: what the
         cluster has for experts, None: anything. Where it has not enough for all standbys, they are granted one after
@@ -96,17 +99,20 @@ class Staffing:
         values = {axis.name: axis.value(actions[:, place]) for place, axis in enumerate(AXES)}
         load = values["load"]
         budget = float(values["budget"].mean())
-        plan = self._planner.plan(observation, budget, lambda node: float(load[self._place[node]]), room)
+        plan = self._planner.plan(observation, budget, lambda node: float(load[self._place[node]]), room, LEAST)
         if not plan.desired:
-            return {}
+            return plan
         planned = [plan.desired[function] for function in self._functions]
-        if not self._batches:
+        if self._measured and not self._batches:
+            planned = _as_deployed(planned, observation, self._functions)
+        elif not self._batches:
             planned = [one_at_a_time(configuration, self._fewest_calls) for configuration in planned]
         standbys = granted(np.rint(values["standbys"]).astype(int), planned, priority, room)
-        return {
+        desired = {
             function: replace(configuration, burst=_burst(int(standbys[place]), values, place))
             for place, (function, configuration) in enumerate(zip(self._functions, planned, strict=True))
         }
+        return replace(plan, desired=desired)
 
 
 def one_at_a_time(configuration: Configuration, fewest_calls: int = 1) -> Configuration:
@@ -114,6 +120,16 @@ def one_at_a_time(configuration: Configuration, fewest_calls: int = 1) -> Config
     a standby that opens meanwhile included, not behind the call that they share a replica with. With a GPU share as
     planned."""
     return configuration if configuration.gpu_share else replace(configuration, concurrency=fewest_calls)
+
+
+def _as_deployed(planned: list[Configuration], observation: Observation, functions: list[str]) -> list[Configuration]:
+    """With the concurrency that functions have: what calls of one product save grows with the load, and shows in no
+    call that was measured alone."""
+    present = {node.function: node.configuration for node in observation.nodes}
+    return [
+        replace(one, concurrency=now.concurrency) if (now := present.get(function)) is not None else one
+        for one, function in zip(planned, functions, strict=True)
+    ]
 
 
 def _burst(standbys: int, values: Mapping[str, Floats], place: int) -> Burst | None:

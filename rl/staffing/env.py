@@ -75,7 +75,7 @@ class StaffingEnv(gymnasium.Env[Observed, NDArray[np.float32]]):
         episode, mask = self._episode, self.mask
         numbers = np.asarray(action, dtype=np.float32).reshape(*mask.shape, len(AXES) + 1)[mask]
         priority, room = 1.0 + numbers[:, -1].astype(np.float64), room_of(episode.state().room)
-        desired = self._staffing.desired(episode.observation, numbers[:, :-1], priority, room)
+        desired = self._staffing.plan(episode.observation, numbers[:, :-1], priority, room).desired
         outcome = episode.order(desired or episode.present)
         costs = self._costs()
         p95 = None if outcome.p95_s is None else outcome.p95_s / episode.workload.slo_s

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 
 from autoscaler.checked import NotNegative, Positive, PositiveShare
-from autoscaler.contract import Configuration, Memory, Observation, Policy, Proposal
+from autoscaler.contract import Memory, Observation, Policy, Proposal
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making
+from autoscaler.prices import money
 from evaluation.bound.last_window import MakingSettings as PlannerSettings
-from evaluation.bound.last_window import pass_slo_s, workload_of
+from evaluation.bound.last_window import Plan, pass_slo_s, workload_of
 from rl.agent.contract import Batch, Floats32
 from rl.agent.doubts import RANGES, Doubts
 from rl.agent.errors import NetworkError
@@ -88,16 +89,30 @@ def proposal(
 ) -> Proposal:
     """What is asked for, each with the eight numbers as the reason. ``actions`` [experts, numbers], ``priority``
     [experts], ``room`` [cores, MiB, tenths of a GPU]."""
-    desired: Mapping[str, Configuration] = staffing.desired(observation, actions, priority, room_of(room))
-    if not desired:
+    plan = staffing.plan(observation, actions, priority, room_of(room))
+    if not plan.desired:
         missing = "no data: the load of an expert is not known, and all are planned together"
         return Proposal({}, {node.function: missing for node in workload.experts}, memory)
     values = np.stack([axis.value(actions[:, place]) for place, axis in enumerate(AXES)], -1)
     reasons = {
         node.function: ", ".join(f"{name} {value:.2g}" for name, value in zip(NAMES, row, strict=True))
+        + _second(plan, node.function, workload)
         for node, row in zip(workload.experts, values, strict=True)
     }
-    return Proposal(desired, reasons, memory)
+    return Proposal(plan.desired, reasons, memory)
+
+
+def _second(plan: Plan, function: str, workload: Workload) -> str:
+    """What the second best choice would have been, and cost; empty where there is none."""
+    if function not in plan.second:
+        return ""
+    other, more = plan.second[function]
+    what = (
+        f"{other.replicas} × {other.gpu_share:g} GPU"
+        if other.gpu_share
+        else f"{other.replicas} × {other.cpu_cores:g} cores"
+    )
+    return f"; the second best, {what}, would cost {money(more, workload.prices.currency)} an hour more"
 
 
 @dataclass(frozen=True)
@@ -109,8 +124,9 @@ class RuleSettings(PlannerSettings):
     """Times its calls in the last window that replicas always run for."""
     standbys: NotNegative = 6.0
     """Replicas of every expert that wait."""
-    spare: NotNegative = 0.1
-    """z of the activation rule: replicas for each root of the work."""
+    spare: NotNegative | None = None
+    """z of the activation rule: replicas for each root of the work. [default: 0.1 where calls are modelled, 0.5 where
+    they were measured]"""
     activation_headroom: NotNegative = 1.0
     """k of the activation rule: replicas for each replica's worth of work."""
     hold_s: Positive = 1.5
@@ -122,11 +138,11 @@ class RuleSettings(PlannerSettings):
     sleep_s: Positive = 60.0
     """Seconds without a request after which replicas wait for the next one; from 15 on they always run."""
 
-    @property
-    def values(self) -> dict[str, float]:
-        """By :data:`rl.staffing.action.NAMES`."""
+    def values(self, measured: bool = False) -> dict[str, float]:
+        """By :data:`rl.staffing.action.NAMES`; ``measured``: the planner's call times are."""
         mine = {name: getattr(self, name) for name in NAMES if name != "headroom"}
-        return {**mine, "headroom": self.activation_headroom}
+        spare = (0.5 if measured else 0.1) if self.spare is None else self.spare
+        return {**mine, "headroom": self.activation_headroom, "spare": spare}
 
 
 @dataclass(frozen=True)
@@ -142,7 +158,7 @@ def make_rule(making: Making) -> Policy:
     """For ``--policy rl.staffing.policy:make_rule``; settings in ``--policy-settings FILE``. Raises SettingsError."""
     settings = making.settings_as(RuleSettings)
     workload = workload_of(making, settings)
-    return StaffingRule(workload, _encoder(making, workload), settings.values)
+    return StaffingRule(workload, _encoder(making, workload), settings.values(workload.measured))
 
 
 def make(making: Making) -> Policy:

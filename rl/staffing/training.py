@@ -32,7 +32,7 @@ from rl.staffing.risk import RiskSettings
 from rl.staffing.warm_start import clone, fill, labels
 from traces.splits import Split
 
-START = RuleSettings().values | {"sleep_s": 20.0}
+START = RuleSettings().values() | {"sleep_s": 20.0}
 """What is decided before anything was learnt: the rule's, with a number of seconds that can still be learnt."""
 BEST = "actor.safetensors"
 WARM_UP = 4

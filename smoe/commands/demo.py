@@ -65,8 +65,10 @@ class RunSettings(Checked):
     data: Annotated[Path | None, Flag(hidden=True)]
     out: Path = Path("out")
     """Folder of the report, its numbers and logs."""
-    policy: Literal["hpa", "smoe", "static"] = "hpa"
+    policy: Literal["staffing", "hpa", "smoe", "static"] = "hpa"
     """hpa: replicas of each function by CPU and calls in flight; smoe: the learnt policy sizes experts."""
+    plan: Annotated[Path | None, Flag(file=True)] = None
+    """static: stored configurations (docs/policies.md) that it holds."""
     baseline: Annotated[bool, Flag("--baseline/--no-baseline")] = True
     """Replay as deployed first, without scaling, and compare; or do not."""
     seconds: Annotated[float, Field(ge=10, le=86400)] = 120.0
@@ -143,16 +145,16 @@ def _run(settings: RunSettings) -> None:
             parity = compare_with_whole_model(client, manifest.name, directory, chosen.choose(8, settings.seed))
         console.print(_parity_line(parity))
         calling = chosen.choose(CALLERS, settings.seed)
-        mean_rps = settings.mean_rps or _overload(client, manifest, settings, hour, calling, console)
+        mean_rps = _overload(client, manifest, settings, hour, calling, console)
         trace = in_length_and_rate(hour, settings.seconds, mean_rps, settings.seed)
         texts = chosen.choose(trace.requests, settings.seed)
         slo_s = settings.slo_ms / 1000 if settings.slo_ms else default_slo_s(settings, manifest, directory, texts)
         console.print(_plan_line(settings, trace, chosen.source, slo_s, parity))
         # The learnt policy has to know what a configured core is here; others need nothing.
-        policy_settings = {"cpu_scale": settings.cpu_scale} if settings.policy == "smoe" else {}
+        policy_settings = {"cpu_scale": settings.cpu_scale} if settings.policy in ("smoe", "staffing") else {}
         scaled = ScaledReplay(
             manifest.name, directory, settings.state, settings.out, trace, texts, slo_s, settings.policy,
-            policy_settings, settings.interval_s, settings.max_replicas, settings.seed,
+            policy_settings, settings.interval_s, settings.max_replicas, settings.seed, plan=settings.plan,
         )  # fmt: skip
         with _metrics(settings, client.url, console) as prometheus_url:
             scaled = replace(scaled, prometheus_url=prometheus_url)
@@ -195,7 +197,7 @@ def default_slo_s(settings: RunSettings, manifest: Manifest, directory: Path, te
 def _baseline(scaled: ScaledReplay, client: GatewayClient, console: Console) -> dict[str, Any]:
     """What the same prompts meet where nothing is scaled."""
     console.print("first as deployed, nothing scaled:")
-    static = replace(scaled, policy="static", policy_settings={}, out=scaled.out / "baseline")
+    static = replace(scaled, policy="static", policy_settings={}, plan=None, out=scaled.out / "baseline")
     since_s = time.time()
     static.run(client, console)
     return summary_of(static.out / "log", static.out / "requests.csv", scaled.slo_s, since_s)
@@ -218,13 +220,15 @@ def _prompts(settings: RunSettings) -> prompts.PromptSet:
 def _overload(
     client: GatewayClient, manifest: Manifest, settings: RunSettings, hour: Trace, texts: list[str], console: Console
 ) -> float:
-    """The mean rate whose busiest seconds are more than the pipeline answers as deployed (:mod:`smoe.load`)."""
+    """The mean rate, by default one whose busiest seconds are more than the pipeline answers as deployed
+    (:mod:`smoe.load`). What it answers is measured in any case: runs at a given rate begin as others do."""
     with console.status("measuring how many prompts a second it answers as deployed"):
         capacity = capacity_rps([partial(send, client, manifest.name, text) for text in texts[:CALLERS]])
-    rate_rps = overloading_rps(hour, settings.seconds, capacity)
+    overload_rps = overloading_rps(hour, settings.seconds, capacity)
+    rate_rps = settings.mean_rps or overload_rps
     console.print(
         f"as deployed it answers {capacity:.1f} prompts a second at most; {rate_rps:.1f} a second on average ask for "
-        f"{OVERLOAD:g} times that in the busiest {BUSY_S:g} s"
+        f"{OVERLOAD * rate_rps / overload_rps:.2g} times that in the busiest {BUSY_S:g} s"
     )
     return rate_rps
 

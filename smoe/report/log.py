@@ -13,10 +13,12 @@ import pyarrow as pa
 
 from autoscaler.contract import Configuration
 from autoscaler.logger import configuration_of, read
+from autoscaler.prices import load_prices
 from smoe.errors import SmoeError
 from smoe.report.model import Action, ActionKind, NodeWindow, PipelineWindow
 from smoe.view.build import describe_change
 
+PRICES = load_prices()
 Rows = tuple[tuple[PipelineWindow, ...], tuple[NodeWindow, ...], tuple[Action, ...]]
 
 
@@ -70,7 +72,9 @@ def read_log(log_dir: Path, since_s: float = 0.0) -> Rows:
 
 def _action(row: dict[str, Any], present: Configuration, target: Configuration) -> Action:
     change, applied = describe_change(present, target), row["applied"] and not row["dry_run"]
-    return Action(row["end_s"], row["function"], kind_of(present, target), change, row["reason"], applied)
+    before, after = (PRICES.provisioned(one, 3600.0) for one in (present, target))
+    kind = kind_of(present, target)
+    return Action(row["end_s"], row["function"], kind, change, row["reason"], applied, after - before)
 
 
 def _rows(log_dir: Path, kind: str, since_s: float) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from smoe.report.explained import explained
 from smoe.report.model import NodeWindow, PipelineWindow, Run
 from traces.results import RequestRecord, summarise
 
@@ -97,6 +98,7 @@ def compute(run: Run, slo_s: float, meta: Mapping[str, Any]) -> dict[str, Any]:
         "replicas": _replicas(run.nodes),
         "experts": expert_shares(run.nodes),
         "actions": _actions(run),
+        "explained": explained(run.actions, run.start_s),
         "meta": dict(meta),
     }
 

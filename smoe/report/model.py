@@ -48,6 +48,8 @@ class Action:
     change: str
     reason: str
     applied: bool
+    more_per_hour: float = 0.0
+    """What it costs more an hour by the default prices, in USD; less where negative."""
 
 
 @dataclass(frozen=True)

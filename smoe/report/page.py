@@ -46,6 +46,9 @@ PAGE = """<!doctype html>
 {% for row in violations %}<tr><td class="n">{{ "%.0f"|format(row.start_s) }}</td><td class="n">{{
 "%.0f"|format(row.end_s) }}</td> <td class="n">{{ "%.1f"|format(1000 * row.p95_s) }}</td><td class="n">{{
 row.answers }}</td></tr> {% endfor %}</table>{% else %}<p>None.</p>{% endif %}
+<h2>The decisions that moved most money</h2>
+{% if explained %}<ul>{% for sentence in explained %}<li>{{ sentence }}</li>{% endfor %}</ul>
+{% else %}<p>None.</p>{% endif %}
 <h2>What the controller did, and why</h2>
 {% if actions %}<table><tr><th>time (s)</th><th>function</th><th>change</th><th>reason</th></tr>
 {% for row in actions %}<tr><td class="n">{{ "%.0f"|format(row.at_s) }}</td><td>{{ row.function }}</td>
@@ -87,6 +90,7 @@ def page(
         ],
         violations=numbers["windows"]["violations"],
         actions=rows,
+        explained=numbers["explained"],
         left_out=max(0, len(actions) - MOST_ACTIONS),
         meta=json.dumps(meta, indent=1, ensure_ascii=False, sort_keys=True),
         numbers=json.dumps(

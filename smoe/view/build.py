@@ -85,6 +85,7 @@ def describe_change(present: Configuration, target: Configuration) -> str:
     parts = []
     for name, before, after, unit in (
         ("replicas", present.replicas, target.replicas, ""),
+        ("standbys", present.standbys, target.standbys, ""),
         ("concurrency", present.concurrency, target.concurrency, ""),
         ("cpu", present.cpu_cores, target.cpu_cores, " cores"),
         ("gpu", present.gpu_share, target.gpu_share, " share"),

@@ -236,10 +236,26 @@ async def test_the_work_of_a_token_is_measured_from_busy_replicas(monkeypatch: p
     meter.measure(1.0)
     assert meter.seconds_per_token == {}
     meter.measure(5.0)
-    assert meter.seconds_per_token == {"f": 0.02, "g": 0.005}
+    assert meter.seconds_per_token == pytest.approx({"f": 0.02, "g": 0.005})
     meter.measure(20.0)  # nothing was answered meanwhile
-    assert meter.seconds_per_token == {"f": 0.02, "g": 0.005}
+    assert meter.seconds_per_token == pytest.approx({"f": 0.02, "g": 0.005})
     busy_s["f"] = 6.0
     meter.answered(20)
     meter.measure(20.0)
-    assert meter.seconds_per_token == pytest.approx({"f": (0.8 * 2 + 4) / 100, "g": 0.8 * 0.5 / 100})
+    # 2 s for 100 tokens at a weight of 0.8 · 2, and 4 s for 20 at a weight of 4; "g" was not called
+    assert meter.seconds_per_token == pytest.approx({"f": (1.6 * 2 + 4 * 4) / (1.6 * 100 + 4 * 20), "g": 0.005})
+
+
+async def test_quiet_times_do_not_hide_what_a_token_costs_under_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below its CPU quota a call takes a fraction of its time in a burst."""
+    dispatcher = Dispatcher(asyncio.get_running_loop())
+    busy_s = {"f": 4.0}
+    monkeypatch.setattr(dispatcher, "busy_s", lambda name: busy_s[name])
+    meter = bursts.WorkMeter(dispatcher, busy_s, 0.0)
+    meter.answered(100)
+    meter.measure(5.0)
+    for number in range(2, 8):
+        busy_s["f"] += 0.01
+        meter.answered(10)
+        meter.measure(5.0 * number)
+    assert meter.seconds_per_token["f"] == pytest.approx(0.04, rel=0.05)

@@ -58,3 +58,19 @@ def test_a_run_that_misses_the_slo_or_answers_nothing_fails_where_that_is_asked_
     latency_s: dict[str, float] | None, expected: bool
 ) -> None:
     assert kept({"requests": {"latency_s": latency_s}}, 0.5) is expected
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, 16.0), (3.0, 3.0)], ids=["by capacity", "as asked for"])
+def test_what_is_answered_as_deployed_is_measured_whatever_rate_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: float | None, expected: float
+) -> None:
+    """Runs at a given rate begin as others do: functions warm, and their work under load known to the ingress."""
+    measured: list[int] = []
+    monkeypatch.setattr(demo, "capacity_rps", lambda calls: measured.append(len(calls)) or 10.0)
+    even = Trace(arrival_s=np.arange(0.0, 3600.0), duration_s=3600.0, source="even", sha256="")
+    settings = demo.RunSettings(pipeline="minilm", state=tmp_path, data=None, mean_rps=given)
+    said = StringIO()
+    manifest: Any = type("Named", (), {"name": "minilm"})
+    rate = demo._overload(None, manifest, settings, even, ["a", "b"], Console(file=said, width=200))  # type: ignore[arg-type]
+    assert rate == pytest.approx(expected, rel=0.01) and measured == [2]
+    assert f"ask for {1.6 * expected / 16:.2g} times that" in said.getvalue()

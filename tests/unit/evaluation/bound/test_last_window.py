@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from autoscaler.contract import NodeInfo, NodeObservation, Observation
+from autoscaler.contract import ConfigurationSpace, NodeInfo, NodeObservation, Observation
 from autoscaler.decision.limits import LimitSettings
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making, make_policy
 from autoscaler.settings import ControllerSettings
+from autoscaler.topology import load_topology
+from evaluation.bound import last_window
 from evaluation.bound.bounds import deterministic
 from evaluation.bound.last_window import LastWindowPolicy, LastWindowSettings
 from evaluation.bound.loads import windows
 from evaluation.bound.oracle import configurations
 from evaluation.bound.physics import Physics
 from simulation.engine.requests import draw_requests
+from simulation.profiles.model.bundled import nearest
 from simulation.workloads.paper import paper_workload
 from simulation.workloads.workload import TokenLengths
 from tests.unit.evaluation.bound.builders import EXPERT, PRICES, workload
@@ -121,6 +125,24 @@ def test_one_unknown_load_holds_every_expert_and_no_segment_is_touched() -> None
     assert "expert-1-0" in proposal.reasons["t-expert-0-1"]
 
 
+def test_the_second_best_is_at_least_as_fast_and_nothing_as_fast_is_cheaper_but_the_choice() -> None:
+    policy, found = LastWindowPolicy(workload(SLO_S)), observation(rates(40.0))
+    plan = policy.plan(found, 0.4, lambda node: 1.0, None)
+    assert plan.second
+    for function, (other, more) in plan.second.items():
+        chosen = plan.desired[function]
+        prices = [3600 * one.replicas * PRICES.unit_per_s(one) for one in (chosen, other)]
+        assert other != chosen and more > 0 and more == pytest.approx(prices[1] - prices[0])
+
+
+def test_slow_segments_leave_experts_the_least_part_of_the_slo() -> None:
+    slow = observation(rates(10.0))
+    nodes = tuple(n._replace(latency_mean_s=1.0) if n.kind == "segment" else n for n in slow.nodes)
+    policy, slow = LastWindowPolicy(workload(SLO_S)), replace(slow, nodes=nodes)
+    assert "cannot be met" in policy.plan(slow, 1.0, lambda node: 1.0, None).reason
+    assert f"{500 * SLO_S:.1f} ms" in policy.plan(slow, 1.0, lambda node: 1.0, None, least=0.5).reason
+
+
 def test_what_segments_took_is_measured_where_it_was() -> None:
     slow = observation(rates(10.0))
     nodes = tuple(n._replace(latency_mean_s=0.02) if n.kind == "segment" else n for n in slow.nodes)
@@ -148,7 +170,8 @@ def test_the_controller_makes_it_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pipeline", "text", "sentence"),
     [
-        ("minilm", "", "no latency model of 'minilm'"),
+        ("minilm", "", "slo_s is None"),
+        ("minilm", 'workload = "none"', "workload is 'none', not one of bert-4"),
         ("bert-4", "headroom = 0", "headroom is 0"),
         ("bert-4", 'meter = "both"', "meter is 'both'"),
         ("bert-4", "share = 1", "'share' is not known"),
@@ -160,3 +183,24 @@ def test_a_wrong_setting_is_refused(tmp_path: Path, pipeline: str, text: str, se
     path.write_text(text)
     with pytest.raises(SettingsError, match=sentence):
         make_policy(making(pipeline, policy_settings=path))
+
+
+def measured_making(pipeline: Path, name: str) -> Making:
+    settings = ControllerSettings("http://127.0.0.1:9", pipeline, policy=name, slo_s=1.0, scale_segments=False)
+    topology = load_topology(pipeline, 0)
+    return Making(settings, topology, LimitSettings(space=ConfigurationSpace(gpu_shares=())), PRICES)
+
+
+@pytest.mark.parametrize("name", ["last-window", "staffing"])
+def test_where_no_model_is_named_it_plans_with_this_trees_profile(minilm_pipeline: Path, name: str) -> None:
+    policy: Any = make_policy(measured_making(minilm_pipeline, name))
+    workload = getattr(policy, "_workload", None) or policy._physics.workload
+    assert workload.measured and workload.slo_s == 1.0
+
+
+def test_a_pipeline_without_a_profile_is_refused_by_name(
+    minilm_pipeline: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(last_window, "nearest", lambda pipeline, machine: nearest(pipeline, machine, tmp_path))
+    with pytest.raises(SettingsError, match="no latency model of 'minilm'; name a profile of it"):
+        make_policy(measured_making(minilm_pipeline, "last-window"))

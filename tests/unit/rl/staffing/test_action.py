@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from autoscaler.capacity import total_needs
 from autoscaler.contract import Burst, Configuration, Resources
 from rl.staffing.action import AXES, NAMES, Staffing, action_of, granted, one_at_a_time
+from rl.staffing.policy import RuleSettings
 from rl.staffing.risk import RiskSettings, risk
 from tests.unit.rl.staffing.test_env import VALUES, episodes
 
@@ -59,9 +60,27 @@ def test_a_decoders_replicas_take_as_many_calls_as_planned() -> None:
     most = []
     for generates in (False, True):
         workload = replace(made, topology=replace(made.topology, generates=generates))
-        desired = Staffing(workload).desired(episode.observation, values, np.ones(len(values)), None)
+        desired = Staffing(workload).plan(episode.observation, values, np.ones(len(values)), None).desired
         most.append(max(one.concurrency for one in desired.values() if not one.gpu_share))
     assert most[0] == 1 < most[1]
+
+
+def test_replicas_whose_calls_were_measured_take_as_many_as_deployed() -> None:
+    """What calls of one product save shows in no call that was measured alone."""
+    episode = next(episodes(300.0))
+    values = np.tile(action_of(VALUES), (len(episode.workload.experts), 1))
+    nodes = tuple(
+        node if node.configuration is None else node._replace(configuration=replace(node.configuration, concurrency=7))
+        for node in episode.observation.nodes
+    )
+    staffing = Staffing(replace(episode.workload, measured=True))
+    desired = staffing.plan(replace(episode.observation, nodes=nodes), values, np.ones(len(values)), None).desired
+    assert {one.concurrency for one in desired.values()} == {7}
+
+
+def test_the_rules_spare_is_larger_where_calls_are_measured_unless_it_is_given() -> None:
+    assert [RuleSettings().values(measured)["spare"] for measured in (False, True)] == [0.1, 0.5]
+    assert RuleSettings(spare=0.3).values(measured=True)["spare"] == 0.3
 
 
 def test_without_walls_all_are_granted() -> None:

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from autoscaler.contract import Configuration, Cost, Decision, Observation, TickReport
 from autoscaler.logger import FunctionLogger
+from autoscaler.prices import load_prices
 from smoe.report import ReportError, build, closing
 from smoe.report.closing import verdict
+from smoe.report.explained import explained
 from smoe.report.log import LogError, read_log
 from smoe.report.measures import client_windows, compute, expert_shares
 from smoe.report.model import Action, NodeWindow, PipelineWindow, Run
@@ -64,6 +66,8 @@ def tick(number: int, p95_s: float | None, tokens: tuple[float | None, ...], *, 
     return TickReport(seen, (decision, same), ("m-expert-0-1",) if applied else (), cost=Cost(0.001, 0.004))
 
 
+UNIT = 3600 * load_prices().unit_per_s(configuration(1))
+"""What a replica costs in an hour."""
 TICKS = [tick(0, 0.1, (30.0, 10.0)), tick(1, 0.5, (10.0, 30.0)), tick(2, None, (None, None), applied=False)]
 REQUESTS = [
     record(0, 0.0, 0.1),
@@ -105,9 +109,29 @@ def test_the_log_read_back_equals_the_ticks_it_was_written_from(log_dir: Path) -
     )
     assert len(nodes) == 9
     assert actions == tuple(
-        Action(T0 + 5 * number, "m-expert-0-1", "up", "replicas 1 → 2", "busy <0.9>", number < 3)
+        Action(T0 + 5 * number, "m-expert-0-1", "up", "replicas 1 → 2", "busy <0.9>", number < 3, pytest.approx(UNIT))
         for number in (1, 2, 3)
     )
+
+
+def action(function: str, more: float, reason: str = "busy", at_s: float = 1.0, applied: bool = True) -> Action:
+    return Action(at_s, function, "up", "replicas 1 → 2", reason, applied, more)
+
+
+def test_the_three_dearest_decisions_are_explained_one_a_function_in_order_of_time() -> None:
+    actions = [
+        action("a", 1.0, at_s=9.0), action("a", 3.0, at_s=8.0), action("b", -2.0, at_s=7.0), action("c", 0.5),
+        action("d", 0.1), action("e", 9.0, applied=False),
+    ]  # fmt: skip
+    sentences = explained(actions, start_s=1.0)
+    assert [sentence.split(",")[0] for sentence in sentences] == ["0 s: c", "6 s: b", "7 s: a"]
+    assert "$3.00 an hour more than leaving it as it was. Reason: busy." in sentences[2]
+    assert "$2.00 an hour less" in sentences[1]
+
+
+def test_decisions_of_a_policy_that_compared_come_first() -> None:
+    actions = [action(name, 5.0) for name in "abc"] + [action("d", 0.1, "few; the second best, 3 × 1 cores, would …")]
+    assert any(sentence.startswith("0 s: d") for sentence in explained(actions, 1.0))
 
 
 def test_rows_before_the_run_are_left_out(log_dir: Path) -> None:
