@@ -89,7 +89,7 @@ class Problem:
 
     @property
     def frontiers(self) -> list[Frontier]:
-        """Of every expert, layer by layer, without walls."""
+        """Those of all experts, layer by layer, without walls."""
         return [one for layer in self._plain for one in layer]
 
     @cached_property

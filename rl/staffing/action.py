@@ -60,8 +60,8 @@ which replicas wait, too, below :data:`ALWAYS_S`."""
 ALWAYS_S = 15.0
 """``sleep_s`` from which on replicas always run."""
 LEAST = 0.5
-"""Part of λ that experts are planned for however long segments take: a queue at segments is not made shorter by dearer
-experts, and on a machine that is short of processors it gets longer by them."""
+"""Part of λ that experts are planned for however long segments take: costlier experts make no queue there shorter,
+and on a machine that is short of processors they make it longer."""
 NAMES = tuple(axis.name for axis in AXES)
 
 
