@@ -10,6 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 
+STAFFING = "rl.staffing.policy:make_rule"
+"""What this project scales by."""
 POLICIES: Mapping[str, tuple[str, str]] = {
     "smoe": ("sMoE (learnt)", "#d62728"),
     "serverlessmoe": ("ServerlessMoE", "#4c78a8"),
@@ -30,12 +32,10 @@ POLICIES: Mapping[str, tuple[str, str]] = {
     "slo-aware": ("llm-d SLO-aware", "#76b7b2"),
     "last-window": ("last window's optimum", "#17a2b8"),
     "last-window+burst": ("last window's optimum, standbys", "#0f7080"),
-    "rl.staffing.policy:make_rule": ("staffing rule, not tuned", "#e377c2"),
+    STAFFING: ("staffing rule, not tuned", "#e377c2"),
 }
 """Name → label and colour, in the order in which they are drawn; the paper's five first."""
 PAPER = ("smoe", "serverlessmoe", "elasticmoe", "faasconf", "openfaas")
-STAFFING = "rl.staffing.policy:make_rule"
-"""What this project scales by."""
 VARIANTS: Mapping[str, tuple[str, str]] = {
     "full": ("sMoE", "#d62728"),
     "no-dagnn": ("w/o DAGNN", "#4c78a8"),

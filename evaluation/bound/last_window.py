@@ -8,8 +8,8 @@ workload.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Annotated
 
 import numpy as np
@@ -26,11 +26,9 @@ from evaluation.bound.physics import NodeRows, Physics
 from evaluation.bound.queueing import serve
 from evaluation.bound.walls import Problem
 from simulation.arrays import Floats
-from simulation.profiles.measure.machine import this_machine
-from simulation.profiles.model.bundled import named, nearest, warn_of_another
+from simulation.profiles.model.bundled import planned_with
 from simulation.profiles.model.errors import ProfileError, ProfileMismatchError
 from simulation.profiles.model.pipeline import clustered_workload, measured_workload
-from simulation.profiles.model.storage import Profile, load
 from simulation.workloads.paper import LIFECYCLE, PAPER_WORKLOADS, paper_workload
 from simulation.workloads.workload import TokenLengths, Workload
 
@@ -77,9 +75,14 @@ class Plan:
     functions: tuple[str, ...]
     desired: Mapping[str, Configuration]
     reason: str
-    second: Mapping[str, tuple[Configuration, float]] = field(default_factory=dict)
-    """Function → the cheapest other configuration that is at least as fast, and what it would cost more an hour; of
-    functions for which there is none, nothing."""
+    compare: Callable[[], Mapping[str, tuple[Configuration, float]]] = dict
+    """What makes :attr:`second`."""
+
+    @cached_property
+    def second(self) -> Mapping[str, tuple[Configuration, float]]:
+        """Function → the cheapest other configuration that is at least as fast, and what it would cost more an hour; of
+        functions for which there is none, nothing. Made where it is asked for: simulations never do."""
+        return self.compare()
 
 
 class LastWindowPolicy:
@@ -139,13 +142,13 @@ class LastWindowPolicy:
         numbers = np.concatenate(enclosure.numbers) if enclosure.numbers else np.zeros(0, np.int64)
         space = self._physics.workload.space
         desired = {function: space[int(number)] for function, number in zip(functions, numbers, strict=True)}
-        second = {
-            function: (space[other], 3600 * more / window_s)
-            for function, number, frontier in zip(functions, numbers, problem.frontiers, strict=True)
-            if (other_and_more := frontier.second(int(number))) is not None
-            for other, more in (other_and_more,)
-        }
-        return Plan(functions, desired, reason, second)
+
+        def compare() -> dict[str, tuple[Configuration, float]]:
+            chosen = zip(functions, numbers, problem.frontiers, strict=True)
+            others = {function: frontier.second(int(number)) for function, number, frontier in chosen}
+            return {function: (space[one[0]], 3600 * one[1] / window_s) for function, one in others.items() if one}
+
+        return Plan(functions, desired, reason, compare)
 
     def _outside_s(self, observation: Observation) -> float:
         """Mean seconds outside of experts: measured at the segments, by the queueing model where they were not."""
@@ -235,7 +238,10 @@ def _measured(making: Making, making_settings: MakingSettings) -> Workload:
     slo_s = pass_slo_s(making)
     if slo_s is None:
         raise SettingsError("slo_s is None; last-window plans for a latency target (--slo-ms, of a decoder --tpot-ms)")
-    profile = _profile(making, making_settings)
+    profile = planned_with(
+        making_settings.profile, making.settings.manifest_dir, making.topology,
+        making_settings.other_machine or making_settings.cluster, making.settings.policy,
+    )  # fmt: skip
     tokens = TokenLengths.lognormal(making_settings.mean_tokens, CV_TOKENS, MOST_TOKENS)
     scale, folder = making_settings.cpu_scale or None, making.settings.manifest_dir
     if making_settings.cluster:
@@ -244,15 +250,3 @@ def _measured(making: Making, making_settings: MakingSettings) -> Workload:
             folder, profile, tokens, slo_s=slo_s, changes=LIFECYCLE, prices=prices, cpu_scale=scale
         )
     return measured_workload(folder, profile, tokens, slo_s=slo_s, cpu_scale=scale)
-
-
-def _profile(making: Making, making_settings: MakingSettings) -> Profile:
-    """The one that the settings name, else of this tree's that fit the pipeline the one of this machine, or with a
-    warning of another. Raises ProfileError."""
-    meant = making_settings.other_machine or making_settings.cluster
-    if making_settings.profile:
-        return named(Path(making_settings.profile), making.topology, meant)
-    profile = load(nearest(making.settings.manifest_dir, this_machine()))
-    if not meant:
-        warn_of_another(profile, making.settings.policy)
-    return profile

@@ -14,9 +14,9 @@ from autoscaler.capacity import total_needs
 from autoscaler.contract import SLO_QUANTILE, Configuration
 from simulation.arrays import Floats
 from simulation.engine.bursts import BurstSettings
-from simulation.engine.passages import Answered, Passages
+from simulation.engine.passages import Passages
 from simulation.engine.requests import Requests
-from simulation.engine.simulation import Simulation
+from simulation.engine.simulation import Answers, Simulation
 from simulation.engine.tables import ResourceTables
 from simulation.workloads.workload import Workload
 
@@ -53,7 +53,7 @@ class Work:
         start, bursts = self._begun(deployment)
         return Simulation(self.workload, self.requests, start, seed=self.seed, bursts=bursts, tables=self._tables)
 
-    def answers(self, deployment: Deployment, ends_s: tuple[float, ...]) -> Sequence[Answered] | None:
+    def answers(self, deployment: Deployment, ends_s: tuple[float, ...]) -> Sequence[Answers] | None:
         """What comes of each window where nothing changes, as :meth:`simulation` has it; they end at ``ends_s``."""
         if self.workload.host is not None:
             simulation = self.simulation(deployment)
@@ -112,14 +112,16 @@ class Work:
     def _passages(self) -> dict[tuple[float, ...], Passages]:
         return {}
 
+    @cached_property
+    def _place_of(self) -> dict[str, int]:
+        """Function → its place among a simulation's nodes."""
+        return {node.function: place for place, node in enumerate((*self.workload.segments, *self.workload.experts))}
+
     def per_hour(self, deployment: Deployment, seconds: float, activated_s: Floats) -> float:
         """``activated_s`` [nodes] of ``seconds``."""
         prices, cost = self.workload.prices, 0.0
-        place_of = {
-            node.function: place for place, node in enumerate((*self.workload.segments, *self.workload.experts))
-        }
         for function, configuration in deployment.items():
-            cost += prices.provisioned(configuration, seconds, float(activated_s[place_of[function]]))
+            cost += prices.provisioned(configuration, seconds, float(activated_s[self._place_of[function]]))
         return 3600 * cost / seconds
 
 

@@ -19,9 +19,8 @@ from autoscaler.prices import METERS, Meter
 from evaluation.comparison.policies import limits_of
 from simulation.engine.controlled import simulate_policy
 from simulation.engine.kernel import BUSY_S
-from simulation.engine.passages import Answered
 from simulation.engine.requests import Requests
-from simulation.engine.simulation import Simulation
+from simulation.engine.simulation import Answers, Simulation
 from simulation.workloads.workload import Workload
 
 MOST_VIOLATED = 0.05
@@ -85,7 +84,7 @@ class Replay:
         return Simulation(self.workload, self.requests, {**start, **deployment}, seed=self.seed)
 
 
-def p95s(windows: Iterable[Answered]) -> list[float]:
+def p95s(windows: Iterable[Answers]) -> list[float]:
     """Exact P95 of each judged window: infinite where requests wait and none was answered."""
     values = []
     for window in windows:

@@ -39,13 +39,11 @@ from rl.agent.export import load as load_actor
 from rl.features import CallTimes, Encoder, calls_of, calls_of_cores, mean_calls
 from rl.features.ranges import Ranges
 from rl.reward import RewardSettings
-from simulation.profiles.measure.machine import this_machine
-from simulation.profiles.model.bundled import named, nearest, warn_of_another
+from simulation.profiles.model.bundled import planned_with
 from simulation.profiles.model.cluster import cluster_model
 from simulation.profiles.model.errors import ProfileError, ProfileMismatchError
 from simulation.profiles.model.profiled import fitted_model
 from simulation.profiles.model.storage import Profile
-from simulation.profiles.model.storage import load as load_profile
 from simulation.workloads.paper import PAPER_WORKLOADS, paper_workload
 from simulation.workloads.workload import manifest_cost
 
@@ -196,15 +194,12 @@ def call_times(making: Making, settings: MakingSettings, slo_s: float) -> tuple[
     if name:
         return calls_of(paper_workload(name, mean_tokens=settings.mean_tokens or None, space=space)), space
     meant = settings.other_machine or settings.cluster
-    if settings.profile:
-        profile = named(Path(settings.profile), making.topology, meant)
-    else:
-        try:
-            profile = load_profile(nearest(making.settings.manifest_dir, this_machine()))
-        except ProfileMismatchError:
-            return calls_of_cores(space, slo_s, making.topology.layers), space
-        if not meant:
-            warn_of_another(profile, NAME)
+    try:
+        profile = planned_with(settings.profile, making.settings.manifest_dir, making.topology, meant, NAME)
+    except ProfileMismatchError:
+        if settings.profile:
+            raise
+        return calls_of_cores(space, slo_s, making.topology.layers), space
     space_known = space if settings.cluster else replace(space, gpu_shares=())
     return _profiled(making, settings, profile, space_known), space_known
 

@@ -18,7 +18,6 @@ from simulation.engine.replicas import (
     DRAIN,
     FAR,
     GENERATION,
-    HEAD,
     LAST,
     LEVEL,
     LIMIT,
@@ -28,10 +27,8 @@ from simulation.engine.replicas import (
     NOW_GENERATION,
     READY,
     ROW,
-    SINCE,
     SITE,
     STANDBY,
-    VIRTUAL,
     Replicas,
 )
 from simulation.engine.tables import ResourceTables, atoms_of
@@ -90,7 +87,7 @@ class Fleet:
         self.orders[node, LIMIT] = self.orders[node, NEXT_LIMIT] = configuration.concurrency
         self.orders[node, NEXT_ROW] = -1
         for _ in range(configuration.running):
-            self._add(node, now_s)
+            self._add(node, [now_s])
 
     def order(self, node: int, target: Configuration, now_s: float) -> None:
         """Bring ``target`` about, beginning now; an order replaces what of the last one has not come about yet.
@@ -139,7 +136,17 @@ class Fleet:
             self._row_now[node] = self._row_next[node]
         # On machines each one's place follows from those before it.
         for part in [begun] if self._sites is None else [[span] for span in begun]:
-            self._add_standbys(node, part, activation_s)
+            self._add(
+                node,
+                [begun_s + activation_s for _, begun_s, _ in part],
+                [FAR if released_s is None else released_s for _, _, released_s in part],
+                [standby + 1 for standby, _, _ in part],
+            )
+        for standby, begun_s, released_s in begun:
+            if released_s is None:
+                self._activated_from_s[node, standby] = begun_s
+            else:
+                self._activated.append((node, begun_s, released_s))
 
     def release(self, node: int, standby: int, now_s: float) -> None:
         """Let an activated standby take no new calls from ``now_s`` on; its calls end."""
@@ -210,7 +217,7 @@ class Fleet:
             self._send_away(node, r, now_s)
         for _ in range(replicas - len(alive)):
             ready_s = self._cold_s(node, now_s)
-            self._add(node, ready_s)
+            self._add(node, [ready_s])
             if self._workload.host is not None:
                 self.clock[node, READY, self.orders[node, COUNT] - 1] = FAR
                 self.clock[node, NEXT, self.orders[node, COUNT] - 1] = ready_s - now_s
@@ -227,7 +234,7 @@ class Fleet:
         for r, switch_s in zip(old[max(0, len(old) - replicas) :], sorted(ready_s), strict=False):
             self.clock[node, DRAIN, r] = switch_s
         for moment_s in ready_s:
-            self._add(node, moment_s)
+            self._add(node, [moment_s])
 
     def _send_away(self, node: int, r: int, now_s: float) -> None:
         starting = self.clock[node, READY, r] > now_s
@@ -242,37 +249,23 @@ class Fleet:
         self._started[node] += 1
         return now_s + mean_s * float(self._cold_noise[int(draw * kernel.ATOMS)])
 
-    def _add(self, node: int, ready_s: float) -> None:
-        r = int(self.orders[node, COUNT])
-        if r == self.clock.shape[2]:
-            self._grow()
-        full = self._tables.bucket[self._row_now[node], BURST]
-        clock = (ready_s, FAR, 0.0, ready_s, FAR, 0.0, full)
-        self.clock[node, [READY, DRAIN, VIRTUAL, LAST, NEXT, SINCE, LEVEL], r] = clock
-        site = 0 if self._sites is None else self._site(node, self._sites[node])
-        slot = (self._row_now[node], self.orders[node, NOW_GENERATION], 0, 0, site, 0)
-        self.slot[node, [ROW, GENERATION, ACTIVE, HEAD, SITE, STANDBY], r] = slot
-        self.orders[node, COUNT] = r + 1
-
-    def _add_standbys(self, node: int, spans: Sequence[tuple[int, float, float | None]], activation_s: float) -> None:
-        """Replicas that take calls from ``activation_s`` after their activation to their release, if there is one."""
-        first, last = int(self.orders[node, COUNT]), int(self.orders[node, COUNT]) + len(spans)
+    def _add(
+        self, node: int, ready_s: Sequence[float], drain_s: Sequence[float] = (FAR,), standbys: Sequence[int] = (0,)
+    ) -> None:
+        """Replicas that take calls from ``ready_s`` to ``drain_s``, all on one machine. ``standbys``: number of each
+        from 1, 0 for a replica that is none."""
+        first, last = int(self.orders[node, COUNT]), int(self.orders[node, COUNT]) + len(ready_s)
         while last > self.clock.shape[2]:
             self._grow()
         clock, slot = self.clock[node, :, first:last], self.slot[node, :, first:last]
         clock[:], slot[:] = 0.0, 0
-        clock[READY] = clock[LAST] = [begun_s + activation_s for _, begun_s, _ in spans]
-        clock[DRAIN] = [FAR if released_s is None else released_s for _, _, released_s in spans]
-        clock[NEXT], clock[LEVEL] = FAR, self._tables.bucket[self._row_now[node], BURST]
+        clock[READY] = clock[LAST] = ready_s
+        clock[DRAIN], clock[NEXT] = drain_s, FAR
+        clock[LEVEL] = self._tables.bucket[self._row_now[node], BURST]
         slot[ROW], slot[GENERATION] = self._row_now[node], self.orders[node, NOW_GENERATION]
         slot[SITE] = 0 if self._sites is None else self._site(node, self._sites[node])
-        slot[STANDBY] = [standby + 1 for standby, _, _ in spans]
+        slot[STANDBY] = standbys
         self.orders[node, COUNT] = last
-        for standby, begun_s, released_s in spans:
-            if released_s is None:
-                self._activated_from_s[node, standby] = begun_s
-            else:
-                self._activated.append((node, begun_s, released_s))
 
     def _site(self, node: int, sites: Sequence[int]) -> int:
         """The first machine of those with fewest replicas of the node that stay."""

@@ -194,7 +194,8 @@ def _buckets(counts: Ints) -> list[Buckets]:
 
 
 def _quantiles(q: float, counts: Ints) -> list[float | None]:
-    """:func:`autoscaler.state.quantiles.histogram_quantile` of each row of ``counts [rows, bounds]``, at once."""
+    """:func:`autoscaler.state.quantiles.histogram_quantile` of each row of ``counts [rows, bounds]``, at once, but for
+    rounding in the first bucket; ``q`` above 0."""
     below = np.cumsum(counts, axis=1).astype(np.float64)
     rank, rows = q * below[:, -1], np.arange(below.shape[0])
     place = np.minimum((below < rank[:, None]).sum(axis=1), BOUNDS.size - 2)

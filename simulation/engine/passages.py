@@ -8,9 +8,8 @@ that differs from the last deployment's are simulated; the answers are those of 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,32 +17,9 @@ from autoscaler.contract import Configuration
 from simulation.arrays import Calls, Floats
 from simulation.engine.bursts import BurstSettings
 from simulation.engine.requests import Requests
-from simulation.engine.simulation import Simulation
+from simulation.engine.simulation import Answers, Simulation
 from simulation.engine.tables import ResourceTables
 from simulation.workloads.workload import Workload
-
-
-class Answered(Protocol):
-    """What came of one window, as far as its answers go; see :class:`simulation.engine.simulation.Window`."""
-
-    @property
-    def in_flight(self) -> int: ...
-    @property
-    def activated_s(self) -> Floats: ...
-    def quantile_s(self, q: float) -> float | None: ...
-
-
-@dataclass(frozen=True, eq=False)
-class Answers:
-    """Fields as of :class:`simulation.engine.simulation.Window`."""
-
-    latency_s: Floats
-    in_flight: int
-    activated_s: Floats
-
-    def quantile_s(self, q: float) -> float | None:
-        """As of a window."""
-        return float(np.quantile(self.latency_s, q)) if self.latency_s.size else None
 
 
 class _Span(NamedTuple):
@@ -132,5 +108,5 @@ class Passages:
         for place, (span, finished) in enumerate(zip(self._spans, self._entering[-1].requests, strict=True)):
             in_flight += span.last - span.first - finished.size
             latency_s = simulation.left_s(finished) - self._requests.arrival_s[finished]
-            answers.append(Answers(latency_s, in_flight, activated[place]))
+            answers.append(Answers(latency_s=latency_s, in_flight=in_flight, activated_s=activated[place]))
         return answers

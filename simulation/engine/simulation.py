@@ -41,8 +41,24 @@ class _Stage:
     held_from: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
 
-@dataclass(frozen=True, eq=False)
-class Window:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Answers:
+    """What came of the requests of a window."""
+
+    latency_s: Floats
+    """[finished] seconds from arrival to answer."""
+    in_flight: int
+    """Requests not answered at the end."""
+    activated_s: Floats
+    """[nodes] seconds in which standbys were activated, their activation included."""
+
+    def quantile_s(self, q: float) -> float | None:
+        """The exact ``q`` quantile (0 to 1, linear) of the answered requests' seconds; None where none was answered."""
+        return float(np.quantile(self.latency_s, q)) if self.latency_s.size else None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Window(Answers):
     """What happened from ``start_s`` to ``end_s``. Nodes are in the order of ``Simulation.nodes``."""
 
     start_s: float
@@ -51,10 +67,6 @@ class Window:
     """Requests that arrived."""
     finished: Calls
     """Requests that were answered, in order of their answers."""
-    latency_s: Floats
-    """[finished] seconds from arrival to answer."""
-    in_flight: int
-    """Requests not answered at the end."""
     meter: Floats
     """[nodes, METERS], columns of ``kernel``."""
     histogram: Ints
@@ -67,12 +79,6 @@ class Window:
     """State → [nodes] replicas at the end."""
     ready_s: Floats
     """[nodes] replica-seconds in which a replica took new calls, activated standbys included."""
-    activated_s: Floats
-    """[nodes] seconds in which standbys were activated, their activation included."""
-
-    def quantile_s(self, q: float) -> float | None:
-        """The exact ``q`` quantile (0 to 1, linear) of the answered requests' seconds; None where none was answered."""
-        return float(np.quantile(self.latency_s, q)) if self.latency_s.size else None
 
 
 class Simulation:
@@ -310,19 +316,19 @@ class Simulation:
             self._bursts.close(self.meter)
         start_s, self.now_s = self.now_s, self._until_s
         return Window(
-            start_s,
-            self.now_s,
-            self._arrived,
-            finished,
-            latency_s,
-            self._in_flight,
-            self.meter,
-            self._histogram,
-            self._barrier,
-            self._request_histogram,
-            self.fleet.states(self.now_s),
-            self.fleet.ready_s(start_s, self.now_s),
-            self.fleet.activated_s(start_s, self.now_s),
+            start_s=start_s,
+            end_s=self.now_s,
+            arrived=self._arrived,
+            finished=finished,
+            latency_s=latency_s,
+            in_flight=self._in_flight,
+            meter=self.meter,
+            histogram=self._histogram,
+            barrier=self._barrier,
+            request_histogram=self._request_histogram,
+            replicas=self.fleet.states(self.now_s),
+            ready_s=self.fleet.ready_s(start_s, self.now_s),
+            activated_s=self.fleet.activated_s(start_s, self.now_s),
         )
 
     def _lay_out(self) -> list[_Stage]:

@@ -14,7 +14,7 @@ from simulation.engine.simulation import BOUNDS, Window
 _BOUNDS: list[float] = BOUNDS.tolist()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class TextsWindow(Window):
     """A window of a decoder, with what the ingress counts of texts."""
 
@@ -86,27 +86,27 @@ class Meters:
         bounds = np.searchsorted(BOUNDS, latency_s, side="left")
         nothing = np.zeros(self._nodes)
         return TextsWindow(
-            start_s,
-            end_s,
-            self.arrived,
-            np.array(self.finished, dtype=np.uint32),
-            latency_s,
-            texts.in_flight,
-            np.array(self.meter),
-            np.array(self.histogram, dtype=np.int64),
-            np.array(self.barrier, dtype=np.int64).reshape(self._layers, len(_BOUNDS)),
-            np.bincount(bounds, minlength=len(_BOUNDS)),
-            {"ready": np.array(ready), "starting": np.array(starting)},
-            np.array(self.ready_s),
-            nothing,
-            np.array(self.ttft_s),
-            np.array(self.tpot_s),
-            self.prompt_tokens,
-            self.preemptions,
-            texts.running,
-            texts.waiting,
-            texts.kv_usage,
-            texts.instances,
+            start_s=start_s,
+            end_s=end_s,
+            arrived=self.arrived,
+            finished=np.array(self.finished, dtype=np.uint32),
+            latency_s=latency_s,
+            in_flight=texts.in_flight,
+            meter=np.array(self.meter),
+            histogram=np.array(self.histogram, dtype=np.int64),
+            barrier=np.array(self.barrier, dtype=np.int64).reshape(self._layers, len(_BOUNDS)),
+            request_histogram=np.bincount(bounds, minlength=len(_BOUNDS)),
+            replicas={"ready": np.array(ready), "starting": np.array(starting)},
+            ready_s=np.array(self.ready_s),
+            activated_s=nothing,
+            ttft_s=np.array(self.ttft_s),
+            tpot_s=np.array(self.tpot_s),
+            prompt_tokens=self.prompt_tokens,
+            preemptions=self.preemptions,
+            running=texts.running,
+            waiting=texts.waiting,
+            kv_usage=texts.kv_usage,
+            instances=texts.instances,
         )
 
 

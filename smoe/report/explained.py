@@ -19,9 +19,11 @@ def explained(actions: Sequence[Action], start_s: float) -> list[str]:
         (action for action in actions if action.applied),
         key=lambda one: (SECOND not in one.reason, -abs(one.more_per_hour)),
     )
-    of_each = {action.function: action for action in reversed(rank)}
-    chosen = [action for action in rank if of_each[action.function] is action][:DECISIONS]
-    return [_sentence(action, start_s) for action in sorted(chosen, key=lambda one: one.time_s)]
+    of_each: dict[str, Action] = {}
+    for action in rank:
+        of_each.setdefault(action.function, action)
+    chosen = sorted(list(of_each.values())[:DECISIONS], key=lambda one: one.time_s)
+    return [_sentence(action, start_s) for action in chosen]
 
 
 def _sentence(action: Action, start_s: float) -> str:

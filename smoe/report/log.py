@@ -13,12 +13,11 @@ import pyarrow as pa
 
 from autoscaler.contract import Configuration
 from autoscaler.logger import configuration_of, read
-from autoscaler.prices import load_prices
+from autoscaler.prices import PriceSheet, load_prices
 from smoe.errors import SmoeError
 from smoe.report.model import Action, ActionKind, NodeWindow, PipelineWindow
 from smoe.view.build import describe_change
 
-PRICES = load_prices()
 Rows = tuple[tuple[PipelineWindow, ...], tuple[NodeWindow, ...], tuple[Action, ...]]
 
 
@@ -60,8 +59,9 @@ def read_log(log_dir: Path, since_s: float = 0.0) -> Rows:
         )
         for row in _rows(log_dir, "windows", since_s)
     )
+    prices = load_prices()
     actions = tuple(
-        _action(row, present, target)
+        _action(row, present, target, prices)
         for row in _rows(log_dir, "decisions", since_s)
         if row["changes"]
         and (present := configuration_of(row, "present_"))
@@ -70,9 +70,9 @@ def read_log(log_dir: Path, since_s: float = 0.0) -> Rows:
     return windows, nodes, actions
 
 
-def _action(row: dict[str, Any], present: Configuration, target: Configuration) -> Action:
+def _action(row: dict[str, Any], present: Configuration, target: Configuration, prices: PriceSheet) -> Action:
     change, applied = describe_change(present, target), row["applied"] and not row["dry_run"]
-    before, after = (PRICES.provisioned(one, 3600.0) for one in (present, target))
+    before, after = (prices.provisioned(one, 3600.0) for one in (present, target))
     kind = kind_of(present, target)
     return Action(row["end_s"], row["function"], kind, change, row["reason"], applied, after - before)
 

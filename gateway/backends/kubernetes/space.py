@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.activations import ActivatedTime
+from gateway.backends.attempts import attempt
 from gateway.backends.kubernetes import objects, standbys
 from gateway.backends.kubernetes.api import Api, ApiError, Object, UnreachableError
 from gateway.backends.kubernetes.functions import Functions, already_there, missing
@@ -393,8 +394,5 @@ class Space:
     @staticmethod
     async def _forever(work: Callable[[], Awaitable[None]], interval_s: float) -> None:
         while True:
-            try:
-                await work()
-            except Exception:  # else the task would end, and nobody would hear of it
-                log.exception("%s failed; it is tried again", work.__qualname__)
+            await attempt(work)
             await asyncio.sleep(interval_s)

@@ -13,6 +13,7 @@ from typing import Any
 
 from gateway import __version__
 from gateway.activations import Key, Leases
+from gateway.backends.attempts import attempt
 from gateway.backends.process.cgroup.usage import measure
 from gateway.backends.process.function import ManagedFunction
 from gateway.backends.process.gpu.shares import GpuShares
@@ -274,10 +275,7 @@ class ProcessBackend(Changes):
     async def _forever(self, work: Any, interval_s: float) -> None:
         while True:
             began_s = time.monotonic()
-            try:
-                await work()
-            except Exception:
-                log.exception("%s failed; it is tried again", work.__name__)
+            await attempt(work)
             await asyncio.sleep(max(0.05, interval_s - (time.monotonic() - began_s)))
 
     def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:

@@ -54,6 +54,18 @@ def named(path: Path, topology: Topology, meant: bool) -> Profile:
     return profile
 
 
+def planned_with(path: str, pipeline: Path, topology: Topology, meant: bool, who: str) -> Profile:
+    """What the policy ``who`` plans with: :func:`named` where ``path`` is not empty, else of this tree's profiles that
+    fit the pipeline the one of this machine, or another's with a warning unless that is ``meant``. Raises as these do.
+    """
+    if path:
+        return named(Path(path), topology, meant)
+    profile = load(nearest(pipeline, this_machine()))
+    if not meant:
+        _warn_of_another(profile, who)
+    return profile
+
+
 def find(pipeline: Path, machine: Machine | None, folder: Path = BUNDLED) -> Profile:
     """The first profile of this tree that fits. Raises ProfileMismatchError that states why each does not."""
     return load(fitting(pipeline, machine, folder))
@@ -79,7 +91,7 @@ def nearest(pipeline: Path, machine: Machine, folder: Path = BUNDLED) -> Path:
         return fitting(pipeline, None, folder)
 
 
-def warn_of_another(profile: Profile, who: str) -> None:
+def _warn_of_another(profile: Profile, who: str) -> None:
     """Say once that ``who`` plans with a profile of another machine than this one, which nobody named."""
     difference = differences(profile.metadata, this_machine())
     if difference:

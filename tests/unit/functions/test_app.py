@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,31 +26,32 @@ from moe.reference import WholeModel
 from moe.runtime import load_node
 
 
+def until(holds: Callable[[], bool]) -> None:
+    """At most 100 s; who calls looks whether it does."""
+    end_s = time.monotonic() + 100
+    while not holds() and time.monotonic() < end_s:
+        time.sleep(0.01)
+
+
 def ready_app(environ: dict[str, str]) -> FunctionApp:
     app = FunctionApp(from_environment(environ))
-    end_s = time.monotonic() + 100
-    while not app.server.ready and time.monotonic() < end_s:
-        time.sleep(0.01)
+    until(lambda: app.server.ready)
     return app
 
 
-def until_ready(url: str) -> int:
-    """The answer's status; nobody listens at first, and weights are loaded after that."""
-    end_s = time.monotonic() + 100
-    while True:
-        try:
-            with urllib.request.urlopen(url, timeout=100) as reply:
-                return int(reply.status)
-        except OSError:  # 503, too
-            if time.monotonic() > end_s:
-                raise
-            time.sleep(0.05)
+def status(url: str) -> int:
+    """Of the answer; 0 where nobody listens."""
+    try:
+        with urllib.request.urlopen(url, timeout=100) as reply:
+            return int(reply.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
 
 
 def until_idle(app: FunctionApp) -> None:
-    end_s = time.monotonic() + 100
-    while app.server.in_flight and time.monotonic() < end_s:
-        time.sleep(0.01)
+    until(lambda: not app.server.in_flight)
     assert app.server.in_flight == 0
 
 
@@ -167,9 +169,8 @@ def test_flask_streams_and_tells_when_its_client_is_gone(pipeline_of: Callable[[
 )
 def test_bad_settings_keep_it_unready_with_a_sentence(bert: Path, nodes: str, words: str) -> None:
     app = FunctionApp(from_environment({"smoe_pipeline": str(bert), "smoe_nodes": nodes}))
-    end_s = time.monotonic() + 100
-    while words not in (reply := app.test_client().get("/_/ready")).text and time.monotonic() < end_s:
-        time.sleep(0.01)
+    until(lambda: words in app.test_client().get("/_/ready").text)
+    reply = app.test_client().get("/_/ready")
     app.close()
     assert (reply.status_code, words in reply.text) == (503, True)
 
@@ -188,7 +189,9 @@ def test_a_function_runs_from_its_environment_until_sigterm(bert: Path, module: 
     }
     with subprocess.Popen([sys.executable, "-m", module], env={**os.environ, **own}) as process:
         try:
-            assert until_ready(f"http://127.0.0.1:{port}/_/ready") == 200
+            ready = f"http://127.0.0.1:{port}/_/ready"
+            until(lambda: status(ready) == 200)
+            assert status(ready) == 200
             process.send_signal(signal.SIGTERM)
             assert process.wait(100) == 0
         finally:

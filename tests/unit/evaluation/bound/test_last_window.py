@@ -15,13 +15,13 @@ from autoscaler.errors import SettingsError
 from autoscaler.policies import Making, make_policy
 from autoscaler.settings import ControllerSettings
 from autoscaler.topology import load_topology
-from evaluation.bound import last_window
 from evaluation.bound.bounds import deterministic
 from evaluation.bound.last_window import LastWindowPolicy, LastWindowSettings
 from evaluation.bound.loads import windows
 from evaluation.bound.oracle import configurations
 from evaluation.bound.physics import Physics
 from simulation.engine.requests import draw_requests
+from simulation.profiles.model import bundled
 from simulation.profiles.model.bundled import nearest
 from simulation.workloads.paper import paper_workload
 from simulation.workloads.workload import TokenLengths
@@ -201,6 +201,6 @@ def test_where_no_model_is_named_it_plans_with_this_trees_profile(minilm_pipelin
 def test_a_pipeline_without_a_profile_is_refused_by_name(
     minilm_pipeline: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(last_window, "nearest", lambda pipeline, machine: nearest(pipeline, machine, tmp_path))
+    monkeypatch.setattr(bundled, "nearest", lambda pipeline, machine: nearest(pipeline, machine, tmp_path))
     with pytest.raises(SettingsError, match="no latency model of 'minilm'; name a profile of it"):
         make_policy(measured_making(minilm_pipeline, "last-window"))

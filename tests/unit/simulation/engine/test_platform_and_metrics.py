@@ -6,18 +6,21 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
 from autoscaler.contract import Configuration, Observation, Proposal
 from autoscaler.decision.limits import LimitSettings
 from autoscaler.errors import PlatformError
 from autoscaler.prices import total_cost
+from autoscaler.state.quantiles import histogram_quantile
 from simulation.engine import kernel
 from simulation.engine.controlled import Step, simulate_policy
-from simulation.engine.metrics import SimulatedMetrics
+from simulation.engine.metrics import SimulatedMetrics, _buckets, _quantiles
 from simulation.engine.requests import draw_requests
 from simulation.engine.simulated_platform import SimulatedPlatform
-from simulation.engine.simulation import Simulation, Window
+from simulation.engine.simulation import BOUNDS, Simulation, Window
 from simulation.latency.contract import NodeCost, Noise, Throttle
 from simulation.workloads.workload import Host
 from tests.unit.simulation.engine.builders import (
@@ -170,3 +173,12 @@ def test_cost_meters_are_those_of_the_price_sheet() -> None:
     assert by_node["expert-0-0"].busy == pytest.approx(busy_s * unit)
     assert by_node["expert-0-0"].provisioned == pytest.approx(5.0 * unit)
     assert steps[0].report.cost.provisioned == pytest.approx(sum(c.provisioned or np.nan for c in by_node.values()))
+
+
+@given(seed=st.integers(0, 100_000), q=st.floats(0.001, 1.0))
+def test_quantiles_of_all_nodes_at_once_are_those_of_each_histogram(seed: int, q: float) -> None:
+    generator = np.random.default_rng(seed)
+    counts = generator.integers(0, 5, (6, len(BOUNDS))) * (generator.random((6, len(BOUNDS))) < 0.2)
+    counts[0], counts[1, :-1], counts[1, -1] = 0, 0, 3
+    each = [histogram_quantile(q, buckets) for buckets in _buckets(counts)]
+    assert _quantiles(q, counts) == [None if one is None else pytest.approx(one, rel=1e-14) for one in each]

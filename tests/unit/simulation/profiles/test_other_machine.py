@@ -138,7 +138,7 @@ def test_of_a_profile_that_nobody_named_the_learnt_policy_says_it_once_and_goes_
     monkeypatch: pytest.MonkeyPatch, more: str, said: int,
 ) -> None:  # fmt: skip
     bundled._warn_once.cache_clear()
-    monkeypatch.setattr("rl.agent.policy.nearest", lambda *_: elsewhere)
+    monkeypatch.setattr("simulation.profiles.model.bundled.nearest", lambda *_: elsewhere)
     settings = tmp_path / "policy.toml"
     settings.write_text(f"{more}\n")
     with caplog.at_level(logging.WARNING, "smoe.profile"):
