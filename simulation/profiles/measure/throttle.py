@@ -5,14 +5,15 @@ A limit of ``share`` cores is a quota of CPU time in each period (here 10 ms, lo
 used up is noticed only when it wakes up and at the kernel's timer tick (4 ms at 250 Hz), so a call may overrun the
 quota; what it overran is taken from the next periods. Hence latency under a limit is not work / share: a call to an
 idle replica that needs less than quota and tick is not slowed down at all, while calls one after the other get exactly
-``share`` of a core.
+``share`` of a core. However long a replica is idle, it gets one quota back, so a debt of two waits for the next call.
 
-``idle_call_s`` simulates that for every phase of period and tick; ``burst_s`` is the same as one number, the size of
-the token bucket that gives long calls the same mean.
+``idle_call_s`` simulates that for every phase of period and tick, without debts; ``stream_s`` simulates calls at
+random times, with them. ``burst_s`` is that as one number: the size of the token bucket with the same mean.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -31,6 +32,9 @@ _PHASES = 12
 """Phases of the period, and of the tick."""
 _LONG = 12.0
 """Work of so many quotas and ticks is taken as long: its mean grows by 1 / share from there."""
+_CALLS, _LOAD = 3000, 0.6
+"""Of the stream by which ``burst_s`` is found, calls of one quota: more work or another load moves it by less than a
+tenth (half a quota by a third)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +142,61 @@ def mean_idle_s(work_s: float, limit: Limit) -> float:
     return float(idle_call_s(work_s, limit).mean())
 
 
+def stream_s(work_s: float, limit: Limit, arrival_s: Sequence[float]) -> float:
+    """Mean seconds of calls of ``work_s`` CPU seconds that come at ``arrival_s`` [calls] and wait for each other."""
+    quota_s, period_s, tick_s = limit.quota_s, limit.period_s, max(limit.tick_s, 1e-6)
+    now, budget, refill, tick, total = 0.0, quota_s, 0.37 * period_s, 0.61 * tick_s, 0.0
+    for arrival in arrival_s:
+        now = max(now, arrival)
+        if now >= refill:  # one quota, however long it was idle
+            budget = min(quota_s, budget + quota_s)
+            refill += period_s * (1 + (now - refill) // period_s)
+        if now >= tick:
+            tick += tick_s * (1 + (now - tick) // tick_s)
+        left, running = work_s, budget > 0
+        while left > 1e-12:
+            step = min(left, tick - now, refill - now) if running else refill - now
+            now += step
+            if running:
+                left, budget = left - step, budget - step
+            if now >= tick - _SAME_S:
+                running = running and budget > 0
+                tick += tick_s * (1 + (now + _SAME_S - tick) // tick_s)
+            if now >= refill - _SAME_S:
+                budget, refill = min(quota_s, budget + quota_s), refill + period_s
+                running = running or budget > 0
+        total += now - arrival
+    return total / len(arrival_s)
+
+
+def bucket_stream_s(work_s: float, share: float, burst: float, arrival_s: Sequence[float]) -> float:
+    """The same of a token bucket of ``burst`` CPU seconds: at full speed while it holds, then at ``share`` of it."""
+    now, level, total = 0.0, burst, 0.0
+    for arrival in arrival_s:
+        begun = max(now, arrival)
+        level = min(burst, level + share * (begun - now))
+        full_s = min(work_s, level / (1 - share))
+        now = begun + full_s + (work_s - full_s) / share
+        level = max(0.0, level - full_s * (1 - share))
+        total += now - arrival
+    return total / len(arrival_s)
+
+
+@lru_cache(maxsize=4096)
 def burst_s(limit: Limit) -> float:
-    """CPU seconds that an idle replica does at full speed, seen from long calls: they take (work - burst) / share."""
+    """CPU seconds that a replica does at full speed: the bucket that gives a stream of calls of one quota each the mean
+    that the kernel gives it. A bucket for long calls, as large again by the ticks, gives short ones half or less."""
     if limit.share >= 1:
         return 0.0
-    work_s = _LONG * (limit.quota_s + limit.tick_s)
-    return max(limit.quota_s * (1 - limit.share), work_s - limit.share * mean_idle_s(work_s, limit))
+    gaps = np.random.default_rng(0).exponential(limit.period_s / _LOAD, _CALLS)
+    arrival_s: list[float] = np.cumsum(gaps).tolist()
+    wanted_s = stream_s(limit.quota_s, limit, arrival_s)
+    low, high = 0.0, 4 * (limit.quota_s + limit.tick_s)
+    for _ in range(14):
+        middle = (low + high) / 2
+        slow = bucket_stream_s(limit.quota_s, limit.share, middle, arrival_s) > wanted_s
+        low, high = (middle, high) if slow else (low, middle)
+    return (low + high) / 2
 
 
 class IdleTable:

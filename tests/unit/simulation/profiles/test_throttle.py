@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 
 from simulation.profiles.measure.throttle import (
     Limit,
+    bucket_stream_s,
     burst_s,
     busy_call_s,
     idle_call_s,
     idle_table,
     limit_of,
     mean_idle_s,
+    stream_s,
 )
 from tests.parameters import examples
 
@@ -113,3 +115,20 @@ def test_long_calls_take_as_long_on_the_bucket_as_under_the_limit(share: float) 
     limit = limit_of(share, TICK_S)
     on_bucket = max(0.2, (0.2 - burst_s(limit)) / limit.share)
     assert on_bucket == pytest.approx(float(idle_call_s(0.2, limit).mean()), rel=0.05)
+
+
+def test_a_debt_waits_for_the_next_call_however_long_the_replica_is_idle() -> None:
+    """The first of two calls of 2 ms overruns its quota of 1 ms; a second later the second begins with nothing left and
+    waits 2.7 ms until the period ends at 1.0037 s."""
+    limit = Limit(quota_s=0.001, period_s=0.01, tick_s=10.0)
+    assert stream_s(0.002, limit, [0.0, 1.001]) == pytest.approx((0.002 + 0.0027 + 0.002) / 2)
+
+
+@pytest.mark.parametrize("share", [0.012, 0.06, 0.25, 0.6])
+@pytest.mark.parametrize(("quotas", "load"), [(1.0, 0.4), (1.0, 0.8), (1.5, 0.6), (2.5, 0.5)])
+def test_a_stream_takes_as_long_on_the_bucket_as_under_the_limit(share: float, quotas: float, load: float) -> None:
+    limit = limit_of(share, TICK_S)
+    work_s = quotas * limit.quota_s
+    arrival_s = np.cumsum(np.random.default_rng(3).exponential(work_s / limit.share / load, 4000)).tolist()
+    on_bucket_s = bucket_stream_s(work_s, limit.share, burst_s(limit), arrival_s)
+    assert on_bucket_s == pytest.approx(stream_s(work_s, limit, arrival_s), rel=0.15)
