@@ -258,7 +258,7 @@ def main(
     in_loop: dict[str, Any] = {}
     if policies and replay is None:
         with progress(len(policies) * repeats) as show:
-            records = run_policies(policies, repeats, show, looped)
+            records = run_policies(policies, repeats, show, looped, profile)
         in_loop = compare_policies(simulate_all(records, profile), 1000 * SLO_S)
         print_policies(in_loop)
     result: dict[str, Any] = {**in_loop, "cores": os.cpu_count(), "cells": rows}

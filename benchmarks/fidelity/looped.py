@@ -38,15 +38,15 @@ from smoe.pipelines import ensure_pipeline
 from traces import catalog, prompts
 
 POLICIES = ("static-1", "static-2", "static-3", "hpa", "kpa", "keda", "apa", "slo-aware", "last-window")
-CPU_SCALE, MEAN_RPS, SLO_S = 0.012, 6.0, 0.7
-"""Real cores per configured core: at this least of them, which lies below what the profile covers, replicas are what
-decides; at 0.03 the two real cores are, and more replicas make requests slower. Load and target: the simulation has
-policies far apart, and on both sides, at any pace from 0.85 to 1."""
-SECONDS, PERIOD_S, WINDOW_S, SETTLED_S = 120.0, 60.0, 2.0, 10.0
+CPU_SCALE, MEAN_RPS, SLO_S = 0.012, 6.0, 1.0
+"""Real cores per configured core: at this least of them replicas are what decides; at 0.03 the two real cores are, and
+more replicas make requests slower. Load and target: the simulation has policies far apart, and on both sides, at any
+pace from 0.85 to 1."""
+SECONDS, PERIOD_S, WINDOW_S, SETTLED_S = 60.0, 30.0, 2.0, 10.0
 MAX_WORDS, SEED, SIMULATIONS = 24, 3, 20
 FULL = Configuration(MEMORY_MB, 1 / CPU_SCALE, 0.0, 1, 8)
 """A real core for every function, while lone requests are sent."""
-SINGLES_EVERY = 3
+SINGLES_EVERY = 5
 """Runs between two sets of lone requests."""
 
 
@@ -72,20 +72,21 @@ class LoopedRecord:
         return typical_s([one for one in self.clock if not is_high(np.array(one[0]), PERIOD_S)])
 
 
-def the_run(directory: Path) -> Run:
-    """Load, texts and target of all policies."""
+def the_run(directory: Path, profile: Path | None) -> Run:
+    """Load, texts and target of all policies. ``profile``: None takes this machine's of the tree."""
     trace = stepped(SECONDS, MEAN_RPS, PERIOD_S, SEED)
     chosen = prompts.load_prompts(catalog.text_folder(catalog.data_folder(None)), MAX_WORDS)
     texts = tuple(chosen.choose(trace.requests, SEED))
     tokenizer = WholeModel(directory).tokenizer
     tokens = round(float(np.mean([len(ids) for ids in tokenizer.encode_all(texts)])))
-    profile = fitting(directory, this_machine())
+    profile = profile or fitting(directory, this_machine())
     return Run(trace, texts, tokens, SLO_S, WINDOW_S, CPU_SCALE, profile, SEED, PERIOD_S, SETTLED_S)
 
 
 def run_policies(
-    policies: Sequence[str], repeats: int, show: Callable[[str, float], object], kept: Path | None
-) -> list[LoopedRecord]:
+    policies: Sequence[str], repeats: int, show: Callable[[str, float], object], kept: Path | None,
+    profile: Path | None,
+) -> list[LoopedRecord]:  # fmt: skip
     """Every policy ``repeats`` times, in turns; what the file ``kept`` has already is not measured again, and it gets
     every record as soon as it is there."""
     records = load_looped(kept) if kept is not None and kept.exists() else []
@@ -98,7 +99,7 @@ def run_policies(
         cores = 1 / CPU_SCALE
         deployment = DeploymentSettings(cpu_cores=cores / 3, ingress_cpu_cores=cores, ingress_concurrency=512)
         with running_pipeline(gateway, deployment) as served, ReplayProcess(served.url, SEED) as sender:
-            run, topology = the_run(served.directory), load_topology(served.directory)
+            run, topology = the_run(served.directory, profile), load_topology(served.directory)
             lone = run.texts[:SINGLES]
             tokens = routing_of(WholeModel(served.directory), lone)
             bench = Bench(served.client, sender, topology, served.gateway.state, SECONDS, FULL)
@@ -139,9 +140,7 @@ def simulate_all(records: Sequence[LoopedRecord], profile_path: Path | None) -> 
     """For each policy its outcomes, measured and simulated (the mean over ``SIMULATIONS`` draws for each record)."""
     with tempfile.TemporaryDirectory(prefix="smoe-fidelity-") as folder:
         directory, _ = ensure_pipeline("minilm", Path(folder) / "pipelines")
-        run = the_run(directory)
-        if profile_path is not None:
-            run = replace(run, profile=profile_path)
+        run = the_run(directory, profile_path)
         profile = open_profile(run.profile, directory, this_machine())
         counts = routing_of(WholeModel(directory), run.texts)
         sets = [record.singles for record in records if record.singles is not None]
