@@ -33,8 +33,8 @@ _PHASES = 12
 _LONG = 12.0
 """Work of so many quotas and ticks is taken as long: its mean grows by 1 / share from there."""
 _CALLS, _LOAD = 3000, 0.6
-"""The stream by which ``burst_s`` is found has so many calls of one quota, at this load: more work or another load moves it by less than a
-tenth (half a quota by a third)."""
+"""The stream by which ``burst_s`` is found: so many calls of one quota, at this load. More work or another load moves
+it by less than a tenth, half a quota by a third."""
 
 
 @dataclass(frozen=True, slots=True)
