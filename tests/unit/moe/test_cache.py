@@ -65,8 +65,10 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return model_of(request.param, tmp_path_factory.mktemp(request.param))
 
 
-@pytest.mark.parametrize("steps", [40, pytest.param(512, marks=pytest.mark.slow)])
-def test_greedy_steps_equal_recomputation_with_neighbours_and_chunks(model: WholeModel, steps: int) -> None:
+def test_greedy_steps_equal_recomputation_with_neighbours_and_chunks(
+    model: WholeModel, request: pytest.FixtureRequest
+) -> None:
+    steps = 40 if "not slow" in request.config.option.markexpr else 512
     prompt = tiny.texts((23,))[0]
     text, starts = list(prompt), 0
     for chunk in (prompt[:9], prompt[9:10]):  # a prompt in parts
