@@ -6,6 +6,7 @@ configuration's fields prefixed with ``present_`` or ``target_`` in decisions.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,12 @@ def kind_of(present: Configuration, target: Configuration) -> ActionKind:
     return "limits"
 
 
+def _at_work(row: Mapping[str, Any]) -> int | None:
+    """Ordered replicas, and standbys by the part of the window in which they took calls."""
+    ordered: int | None = row["replicas"] if row["replicas"] is not None else row["ready_replicas"]
+    return None if ordered is None else ordered + round((row["activated_s"] or 0.0) / (row["end_s"] - row["start_s"]))
+
+
 def read_log(log_dir: Path, since_s: float = 0.0) -> Rows:
     """The rows whose window ended after ``since_s`` (Unix time). An empty or missing folder gives no rows. Raises
     LogError.
@@ -55,7 +62,7 @@ def read_log(log_dir: Path, since_s: float = 0.0) -> Rows:
             layer=row["layer"],
             expert=row["expert"],
             tokens_per_s=row["tokens_per_s"],
-            replicas=row["replicas"] if row["replicas"] is not None else row["ready_replicas"],
+            replicas=_at_work(row),
         )
         for row in _rows(log_dir, "windows", since_s)
     )
