@@ -1,8 +1,9 @@
 """Annotation ``smoe.burst``: a function's standbys and the rule that activates them, such as
 ``standbys=7,headroom=1.2,spare=1,hold_s=15,look_back_s=0.5``.
 
-With ``sleep_s=2`` the desired replicas wait, too, after two seconds without a request. The controller writes it, the
-gateway keeps so many and hands the text to the ingress in the replica feed. What the numbers mean stands in
+With ``token_s=0.002`` the controller says how many seconds of a replica a token costs, which the ingress measures
+otherwise. With ``sleep_s=2`` the desired replicas wait, too, after two seconds without a request. The controller writes
+it, the gateway keeps so many and hands the text to the ingress in the replica feed. What the numbers mean stands in
 ``functions.dispatch.activation.Burst``, whose fields these are.
 """
 
@@ -13,7 +14,7 @@ import re
 from collections.abc import Mapping
 
 MAX_STANDBYS = 100
-_NUMBERS = ("headroom", "spare", "hold_s", "look_back_s", "sleep_s")
+_NUMBERS = ("headroom", "spare", "hold_s", "look_back_s", "token_s", "sleep_s")
 
 
 def parse_burst(text: str) -> tuple[int, dict[str, float]]:
@@ -53,7 +54,7 @@ def _allowed(name: str, value: str) -> bool:
         number = float(value)
     except ValueError:
         return False
-    return math.isfinite(number) and number >= 0 and (number > 0 or name not in ("look_back_s", "sleep_s"))
+    return math.isfinite(number) and number >= 0 and (number > 0 or name not in ("look_back_s", "token_s", "sleep_s"))
 
 
 def _sentence(text: str) -> str:

@@ -35,6 +35,8 @@ class Burst:
     """Seconds that an activated standby stays after it was wanted last."""
     look_back_s: float = 0.5
     """Seconds of arrivals that make the work."""
+    token_s: float | None = None
+    """Seconds of a replica that a token of the pipeline costs; None: what the ingress, or the simulation, measures."""
     sleep_s: float | None = None
     """Seconds without a request after which the replicas, too, wait for the next one; None: they always run. The
     ingress lets nothing sleep while it has a request; the simulator goes by arrivals alone, so it needs more seconds
@@ -47,6 +49,7 @@ class Burst:
             ("spare", self.spare, 0 <= self.spare < np.inf, "0 or more"),
             ("hold_s", self.hold_s, 0 <= self.hold_s < np.inf, "0 or more"),
             ("look_back_s", self.look_back_s, 0 < self.look_back_s < np.inf, "above 0"),
+            ("token_s", self.token_s, self.token_s is None or 0 < self.token_s < np.inf, "above 0"),
             ("sleep_s", self.sleep_s, self.sleep_s is None or 0 < self.sleep_s < np.inf, "above 0"),
         ):
             if not holds:

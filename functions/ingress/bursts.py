@@ -49,7 +49,7 @@ class WorkMeter:
 
     A measurement weighs as much as its function was busy. Below its CPU quota a call takes a fraction of what one of a
     steady stream does (decision 7), and a burst is such a stream: what quiet times measured would keep standbys shut
-    while calls queue.
+    while calls queue. Where the controller knows the CPU time of a token, that holds instead.
     """
 
     def __init__(self, dispatcher: Dispatcher, functions: Iterable[str], now_s: float) -> None:
@@ -61,8 +61,16 @@ class WorkMeter:
         self._tokens = np.zeros(len(self._names))
         self._new_tokens = 0
         self._next_s = now_s + MEASURE_S
+        self._measured: dict[str, float] = {}
+        self._given: dict[str, float] = {}
         self.seconds_per_token: dict[str, float] = {}
-        """Empty until the first measurement."""
+        """Of functions that were measured, or of which it is known; another object after each change."""
+
+    def know(self, given: Mapping[str, float]) -> None:
+        """What the controller says of some functions, in place of what is measured."""
+        if given != self._given:
+            self._given = dict(given)
+            self.seconds_per_token = self._measured | self._given
 
     def answered(self, tokens: int) -> None:
         self._new_tokens += tokens
@@ -78,7 +86,8 @@ class WorkMeter:
         self._tokens = FORGET * self._tokens + new_s * self._new_tokens
         self._new_tokens = 0
         each = np.divide(self._busy_s, self._tokens, out=np.zeros(len(self._names)), where=self._tokens > 0)
-        self.seconds_per_token = dict(zip(self._names, each.tolist(), strict=True))
+        self._measured = dict(zip(self._names, each.tolist(), strict=True))
+        self.seconds_per_token = self._measured | self._given
 
 
 class Gateway:
@@ -146,16 +155,23 @@ class BurstActivation:
     def update(self, table: Mapping[str, FunctionReplicas]) -> None:
         """Rules of the feed's functions; a rule that cannot be read is none, and is reported once."""
         rules: dict[str, tuple[Burst, int]] = {}
+        given: dict[str, float] = {}
         for name in self._functions & table.keys():
             text = table[name].burst
             if not text:
                 continue
             try:
-                rules[name] = burst_from(text), table[name].desired
+                rule = burst_from(text)
             except ValueError as error:
                 if text not in self._refused:
                     log.warning("the standbys of %s are not used: %s", name, error)
                 self._refused.add(text)
+                continue
+            # Functions with the same rule are counted together, whatever a token costs each.
+            rules[name] = replace(rule, token_s=None), table[name].desired
+            if rule.token_s is not None:
+                given[name] = rule.token_s
+        self._meter.know(given)
         if rules != self._levels.rules:
             self._levels = Levels(rules, self._levels)
             if self._under_way:  # a rule that lets replicas sleep finds them awake

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from autoscaler.checked import NotNegative, Positive, PositiveShare
-from autoscaler.contract import Memory, Observation, Policy, Proposal
+from autoscaler.contract import Configuration, Memory, Observation, Policy, Proposal
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making
 from autoscaler.prices import money
@@ -26,6 +26,7 @@ from rl.staffing.action import AXES, NAMES, Actions, Staffing, action_of, room_o
 from rl.staffing.export import load
 from rl.staffing.features import FEATURES, StaffingEncoder
 from rl.staffing.networks import StaffingActor
+from rl.staffing.work import Work
 from simulation.arrays import Floats
 from simulation.workloads.workload import Workload
 
@@ -39,13 +40,20 @@ class StaffingRule:
     def __init__(self, workload: Workload, encoder: Encoder, values: Mapping[str, float]) -> None:
         """``values``: by :data:`rl.staffing.action.NAMES`."""
         self._workload, self._staffing, self.encoder = workload, Staffing(workload), encoder
+        self._by_cpu = workload.measured and not workload.topology.generates
+        """Standbys open by the CPU time of a token. What is modelled has no quota, and takes the same either way."""
         self._actions = np.tile(action_of(values), (len(workload.experts), 1))
 
     def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal:
         shares = [getattr(observation.node(node.id), "token_share", None) for node in self._workload.experts]
         priority = np.array([1.0 if share is None else share for share in shares])
         room = self.encoder.room(observation)
-        return proposal(self._staffing, self._workload, observation, self._actions, priority, room, memory)
+        work = Work.of(memory).after(observation)
+        answer = proposal(self._staffing, self._workload, observation, self._actions, priority, room, work)
+        if not self._by_cpu:
+            return answer
+        stated = {name: _stating(one, work.token_s.get(name)) for name, one in answer.desired.items()}
+        return replace(answer, desired=stated)
 
 
 class LearntStaffingPolicy:
@@ -68,6 +76,12 @@ class LearntStaffingPolicy:
         actions, priority = decided(self._actor, self.encoder, Batch.of(self.encoder.space, [state]))
         answer = proposal(self._staffing, self._workload, observation, actions, priority, state.room, history)
         return replace(answer, doubt=self._doubts.sentence(state, observation))
+
+
+def _stating(configuration: Configuration, token_s: float | None) -> Configuration:
+    """With what a token costs stated in its rule."""
+    burst = configuration.burst
+    return configuration if burst is None else replace(configuration, burst=replace(burst, token_s=token_s))
 
 
 def decided(actor: StaffingActor, encoder: Encoder, batch: Batch) -> tuple[Actions, Floats]:
@@ -115,6 +129,12 @@ def _second(plan: Plan, function: str, workload: Workload) -> str:
     return f"; the second best, {what}, would cost {money(more, workload.prices.currency)} an hour more"
 
 
+MODELLED = {"spare": 0.1, "hold_s": 1.5, "look_back_s": 0.25}
+MEASURED = {"spare": 0.2, "hold_s": 3.0, "look_back_s": 0.5}
+"""Defaults where call times are of functions that run: chosen live on one trace at 17 requests/s, where arrivals of a
+quarter of a second are few and vary by half."""
+
+
 @dataclass(frozen=True)
 class RuleSettings(PlannerSettings):
     """Keys of the rule's file: the planner's latency model, and the eight numbers."""
@@ -125,14 +145,15 @@ class RuleSettings(PlannerSettings):
     standbys: NotNegative = 6.0
     """Replicas of every expert that wait."""
     spare: NotNegative | None = None
-    """z of the activation rule: replicas for each root of the work. [default: 0.1 where calls are modelled, 0.5 where
+    """z of the activation rule: replicas for each root of the work. [default: 0.1 where calls are modelled, 0.2 where
     they were measured]"""
     activation_headroom: NotNegative = 1.0
     """k of the activation rule: replicas for each replica's worth of work."""
-    hold_s: Positive = 1.5
-    """Seconds that an activated standby stays after it was wanted last."""
-    look_back_s: Positive = 0.25
-    """Seconds of arrivals that count."""
+    hold_s: Positive | None = None
+    """Seconds that an activated standby stays after it was wanted last. [default: 1.5 where calls are modelled, 3 where
+    they were measured]"""
+    look_back_s: Positive | None = None
+    """Seconds of arrivals that count. [default: 0.25 where calls are modelled, 0.5 where they were measured]"""
     budget: PositiveShare = 0.8
     """Part of what λ leaves the experts that a plan's mean seconds may take."""
     sleep_s: Positive = 60.0
@@ -141,8 +162,8 @@ class RuleSettings(PlannerSettings):
     def values(self, measured: bool = False) -> dict[str, float]:
         """By :data:`rl.staffing.action.NAMES`; ``measured``: the planner's call times are."""
         mine = {name: getattr(self, name) for name in NAMES if name != "headroom"}
-        spare = (0.5 if measured else 0.1) if self.spare is None else self.spare
-        return {**mine, "headroom": self.activation_headroom, "spare": spare}
+        given = {name: value for name, value in mine.items() if value is not None}
+        return {"headroom": self.activation_headroom, **(MEASURED if measured else MODELLED), **given}
 
 
 @dataclass(frozen=True)

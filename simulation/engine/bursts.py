@@ -76,7 +76,9 @@ class Bursts:
         if standbys is None or configuration is None:
             return
         arrival_s = self._requests.arrival_s[self._first : self._last]
-        wanted = standbys.burst.wanted(self._rate(standbys.burst.look_back_s), self._seconds_per_token(node))
+        burst = standbys.burst
+        seconds = self._seconds_per_token(node) if burst.token_s is None else burst.token_s
+        wanted = burst.wanted(self._rate(burst.look_back_s), seconds)
         fleet.follow(node, standbys.spans(arrival_s, wanted, end_s), self.settings.activation_s)
 
     def change(self, node: int, fleet: Fleet, target: Configuration, now_s: float) -> None:

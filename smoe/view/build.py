@@ -93,7 +93,14 @@ def describe_change(present: Configuration, target: Configuration) -> str:
     ):
         if before != after:
             parts.append(f"{name} {before:g} → {after:g}{unit}")
+    costs_s = [one.burst and one.burst.token_s for one in (present, target)]
+    if costs_s[1] and costs_s[0] != costs_s[1]:
+        parts.append(f"a token's cost {_ms(costs_s[0])} → {_ms(costs_s[1])} of a replica")
     return ", ".join(parts)
+
+
+def _ms(seconds: float | None) -> str:
+    return "unknown" if seconds is None else f"{1000 * seconds:.3g} ms"
 
 
 def per_hour(cost: float | None, window_s: float) -> float | None:

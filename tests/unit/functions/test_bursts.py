@@ -115,6 +115,16 @@ async def test_a_burst_opens_the_standbys_of_all_functions_by_one_report(scene: 
     assert opening.open_s is not None and opening.open_s > 0 and opening.first_call_s is None
 
 
+async def test_what_the_controller_says_a_token_costs_holds_without_and_in_place_of_a_measurement(scene: Scene) -> None:
+    scene.table(f"{RULE},token_s=0.02")
+    assert len({rule for rule, _ in scene.bursts._levels.rules.values()}) == 1, "counted with those of another cost"
+    scene.bursts.arrived(100)  # two replicas' worth
+    await scene.until(lambda: len(scene.dispatcher.replicas("f")) == 2)
+    scene.table(f"{RULE},token_s=0.03")
+    scene.bursts.arrived(0)
+    await scene.until(lambda: len(scene.dispatcher.replicas("f")) == 3)
+
+
 async def test_what_serves_a_request_sleeps_only_after_it(scene: Scene) -> None:
     """The rule comes while the request is under way, and lets replicas sleep after hardly any time."""
     reported = scene.gateway.reports

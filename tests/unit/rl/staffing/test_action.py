@@ -78,8 +78,10 @@ def test_replicas_whose_calls_were_measured_take_as_many_as_deployed() -> None:
     assert {one.concurrency for one in desired.values()} == {7}
 
 
-def test_the_rules_spare_is_larger_where_calls_are_measured_unless_it_is_given() -> None:
-    assert [RuleSettings().values(measured)["spare"] for measured in (False, True)] == [0.1, 0.5]
+def test_the_rule_looks_back_and_holds_longer_where_calls_are_measured_unless_it_is_told() -> None:
+    for name in ("spare", "hold_s", "look_back_s"):
+        modelled, measured = (RuleSettings().values(one)[name] for one in (False, True))
+        assert measured > modelled
     assert RuleSettings(spare=0.3).values(measured=True)["spare"] == 0.3
 
 

@@ -153,6 +153,18 @@ def test_without_given_seconds_the_windows_before_are_measured() -> None:
     assert windows[1].activated_s[node] > 0
 
 
+def test_a_rule_that_says_what_a_token_costs_is_followed_as_if_that_had_been_given() -> None:
+    pipeline, requests = one_expert(poisson(10, 400, seed=3), [5] * 400, Arithmetic(token_s=0.05))
+    stated = with_standbys(initial(pipeline), {EXPERT: Burst(6, hold_s=1.0, token_s=0.05)})
+    given = with_standbys(initial(pipeline), {EXPERT: Burst(6, hold_s=1.0)})
+    subjects = [
+        Simulation(pipeline, requests, stated),
+        Simulation(pipeline, requests, given, bursts=BurstSettings(seconds_per_token={EXPERT: 0.05})),
+    ]
+    (ours, _), (theirs, _) = (simulate(subject, [10.0, 20.0, 30.0]) for subject in subjects)
+    assert np.array_equal(ours, theirs, equal_nan=True)
+
+
 def test_a_copy_goes_on_as_the_original_does() -> None:
     pipeline, requests = one_expert(poisson(20, 400, seed=3), [5] * 400, Arithmetic(token_s=0.02))
     start = with_standbys(initial(pipeline), {EXPERT: Burst(6, hold_s=2.0)})

@@ -1,0 +1,54 @@
+"""What a token of the pipeline costs each function: seconds of one replica, from the CPU time that it used.
+
+Under a CPU quota the time that a call takes says little of its work: a lone one passes within the quota's slice, one of
+a steady stream waits for the next, and several that wait are one product for the price of one. CPU time depends on none
+of the first two, and it is what HPA goes by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from autoscaler.contract import Memory, Observation
+
+FORGET = 0.9
+"""Weight of windows after each later one."""
+STEP = 1.25
+"""A cost is stated anew once it is so many times more or less than what was stated: one that hardly changed is no
+change of a configuration."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is known of each function after some windows."""
+
+    sums: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """(replica-seconds used, tokens of the pipeline), the older the lighter."""
+    token_s: Mapping[str, float] = field(default_factory=dict)
+    """What a token costs, as stated. A worked example: two replicas at 0.3 of their CPU limit during 2 s in which 60
+    tokens were answered: 1.2 replica-seconds, 0.02 s a token."""
+
+    @staticmethod
+    def of(memory: Memory) -> Work:
+        """What a policy remembered, nothing where that is another policy's."""
+        return memory if isinstance(memory, Work) else Work()
+
+    def after(self, observation: Observation) -> Work:
+        """With a window more; functions whose CPU time is not known in it keep their sums, as all do in one in which
+        nothing was answered."""
+        tokens = (observation.tokens_per_s or 0.0) * observation.window_s
+        if observation.stale or not tokens:
+            return self
+        sums, stated = dict(self.sums), dict(self.token_s)
+        for node in observation.nodes:
+            if node.cpu_utilisation is None or not node.measured_replicas:
+                continue
+            used_s = node.cpu_utilisation * node.measured_replicas * observation.window_s
+            before_s, before = sums.get(node.function, (0.0, 0.0))
+            sums[node.function] = FORGET * before_s + used_s, FORGET * before + tokens
+            cost_s = sums[node.function][0] / sums[node.function][1]
+            now_s = stated.get(node.function, 0.0)
+            if cost_s and not now_s / STEP < cost_s < now_s * STEP:
+                stated[node.function] = float(f"{cost_s:.3g}")
+        return Work(sums, stated)

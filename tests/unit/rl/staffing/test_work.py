@@ -1,0 +1,74 @@
+"""What a token costs: replica-seconds by CPU time over tokens of the pipeline, the latest windows first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autoscaler.contract import Observation
+from rl.staffing.env import StaffingEnv
+from rl.staffing.policy import StaffingRule
+from rl.staffing.work import FORGET, STEP, Work
+from tests.unit.autoscaler import builders
+from tests.unit.rl.staffing.test_env import VALUES, episodes
+
+EXPERT = "m-expert-0-0"
+
+
+def window(used: float | None, replicas: int | None = 2, tokens_per_s: float | None = 30.0, **more: Any) -> Observation:
+    changes = {"expert-0-0": {"cpu_utilisation": used, "measured_replicas": replicas}}
+    return replace(builders.observation(changes), start_s=0.0, end_s=2.0, tokens_per_s=tokens_per_s, **more)
+
+
+def test_two_replicas_at_a_third_of_their_limit_are_two_thirds_of_a_replica() -> None:
+    assert Work().after(window(1 / 3)).token_s[EXPERT] == pytest.approx(2 / 3 / 30, rel=5e-3)
+
+
+def test_windows_are_summed_the_older_the_lighter() -> None:
+    work = Work().after(window(0.1)).after(window(0.5, tokens_per_s=90.0))
+    used_s, tokens = work.sums[EXPERT]
+    assert used_s == pytest.approx(FORGET * 0.4 + 2.0) and tokens == pytest.approx(FORGET * 60 + 180)
+
+
+@pytest.mark.parametrize(
+    "nothing", [window(None), window(0.5, None), window(0.5, tokens_per_s=None), window(0.5, tokens_per_s=0.0),
+                window(0.5, stale=True)],
+)  # fmt: skip
+def test_a_window_that_says_nothing_of_a_function_changes_nothing_of_it(nothing: Observation) -> None:
+    before = Work().after(window(0.2))
+    assert before.after(nothing).sums[EXPERT] == before.sums[EXPERT]
+    assert EXPERT not in Work().after(nothing).token_s
+
+
+def test_a_cost_that_hardly_changed_is_stated_as_before() -> None:
+    first = Work().after(window(1 / 3))
+    assert first.after(window(0.5)).token_s == first.token_s
+    much = first.after(window(0.9))
+    assert much.token_s[EXPERT] > STEP * first.token_s[EXPERT]
+    assert much.after(window(0.3)).token_s == much.token_s
+
+
+def test_another_policys_memory_is_none() -> None:
+    assert Work.of({"hpa": 1}) == Work.of(None) == Work()
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_the_rule_states_it_where_calls_are_of_functions_that_run(measured: bool) -> None:
+    """In the simulation CPU time over its limit is the time that calls take, so both ways agree."""
+    env = StaffingEnv(episodes())
+    env.reset()
+    episode = env.episode
+    rule = StaffingRule(replace(episode.workload, measured=measured), episode.encoder, VALUES)
+    proposal = rule.propose(episode.observation, episode.observation.end_s, None)
+    stated = {name: one.burst.token_s for name, one in proposal.desired.items() if one.burst is not None}
+    assert len(stated) == len(episode.workload.experts)
+    if not measured:
+        assert set(stated.values()) == {None}
+        return
+    tokens = episode.observation.tokens_per_s * episode.observation.window_s
+    for node in episode.observation.nodes:
+        if node.function in stated and stated[node.function] is not None:
+            assert stated[node.function] == pytest.approx(node.busy_replica_s / tokens, rel=0.5)
+    assert sum(cost is not None for cost in stated.values()) > len(stated) / 2
