@@ -6,17 +6,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
+from pydantic import Field
 
 from autoscaler.checked import NotNegative, Positive, PositiveShare
-from autoscaler.contract import Configuration, Memory, Observation, Policy, Proposal
+from autoscaler.contract import Burst, Configuration, Memory, Observation, Policy, Proposal
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making
 from autoscaler.prices import money
 from evaluation.bound.last_window import MakingSettings as PlannerSettings
 from evaluation.bound.last_window import Plan, pass_slo_s, workload_of
+from platform_words.bursts import MAX_STANDBYS
 from rl.agent.contract import Batch, Floats32
 from rl.agent.doubts import RANGES, Doubts
 from rl.agent.errors import NetworkError
@@ -37,12 +40,17 @@ class StaffingRule:
 
     name = "staffing"
 
-    def __init__(self, workload: Workload, encoder: Encoder, values: Mapping[str, float]) -> None:
-        """``values``: by :data:`rl.staffing.action.NAMES`."""
+    def __init__(
+        self, workload: Workload, encoder: Encoder, values: Mapping[str, float], segment_standbys: int = 0
+    ) -> None:
+        """``values``: by :data:`rl.staffing.action.NAMES`. ``segment_standbys``: of every segment, where calls are of
+        functions that run; 0 leaves segments to another policy."""
         self._workload, self._staffing, self.encoder = workload, Staffing(workload), encoder
         self._by_cpu = workload.measured and not workload.topology.generates
         """Standbys open by the CPU time of a token. What is modelled has no quota, and takes the same either way."""
         self._actions = np.tile(action_of(values), (len(workload.experts), 1))
+        rule = {name: values[name] for name in ("headroom", "spare", "hold_s", "look_back_s")}
+        self._segments = Burst(segment_standbys, **rule) if segment_standbys and self._by_cpu else None
 
     def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal:
         shares = [getattr(observation.node(node.id), "token_share", None) for node in self._workload.experts]
@@ -52,8 +60,21 @@ class StaffingRule:
         answer = proposal(self._staffing, self._workload, observation, self._actions, priority, room, work)
         if not self._by_cpu:
             return answer
-        stated = {name: _stating(one, work.token_s.get(name)) for name, one in answer.desired.items()}
-        return replace(answer, desired=stated)
+        segments = self._staffed_segments(observation) if answer.desired else {}
+        desired = {**answer.desired, **segments}
+        stated = {name: _stating(one, work.token_s.get(name)) for name, one in desired.items()}
+        reasons = {name: f"one replica always runs, {one.standbys} wait" for name, one in segments.items()}
+        return replace(answer, desired=stated, reasons={**answer.reasons, **reasons})
+
+    def _staffed_segments(self, observation: Observation) -> dict[str, Configuration]:
+        """One replica of each always runs, with the standbys of the rule."""
+        if self._segments is None:
+            return {}
+        return {
+            node.function: replace(node.configuration, replicas=1, burst=self._segments)
+            for node in observation.nodes
+            if node.kind == "segment" and node.configuration is not None and not node.configuration.gpu_share
+        }
 
 
 class LearntStaffingPolicy:
@@ -129,10 +150,10 @@ def _second(plan: Plan, function: str, workload: Workload) -> str:
     return f"; the second best, {what}, would cost {money(more, workload.prices.currency)} an hour more"
 
 
-MODELLED = {"spare": 0.1, "hold_s": 1.5, "look_back_s": 0.25}
-MEASURED = {"spare": 0.2, "hold_s": 3.0, "look_back_s": 0.5}
-"""Defaults where call times are of functions that run: chosen live on one trace at 17 requests/s, where arrivals of a
-quarter of a second are few and vary by half."""
+MODELLED = {"standbys": 6.0, "spare": 0.1, "hold_s": 1.5, "look_back_s": 0.25}
+MEASURED = {"standbys": 3.0, "spare": 0.7, "hold_s": 3.0, "look_back_s": 0.5}
+"""Defaults where call times are of functions that run: chosen live, on three traces at 14 and 17 requests/s, where the
+arrivals of a quarter of a second are few and vary by half."""
 
 
 @dataclass(frozen=True)
@@ -142,10 +163,10 @@ class RuleSettings(PlannerSettings):
     title = "staffing"
     load: Positive = 0.5
     """Times its calls in the last window that replicas always run for."""
-    standbys: NotNegative = 6.0
-    """Replicas of every expert that wait."""
+    standbys: NotNegative | None = None
+    """Replicas of every expert that wait. [default: 6 where calls are modelled, 3 where they were measured]"""
     spare: NotNegative | None = None
-    """z of the activation rule: replicas for each root of the work. [default: 0.1 where calls are modelled, 0.2 where
+    """z of the activation rule: replicas for each root of the work. [default: 0.1 where calls are modelled, 0.7 where
     they were measured]"""
     activation_headroom: NotNegative = 1.0
     """k of the activation rule: replicas for each replica's worth of work."""
@@ -158,6 +179,9 @@ class RuleSettings(PlannerSettings):
     """Part of what λ leaves the experts that a plan's mean seconds may take."""
     sleep_s: Positive = 60.0
     """Seconds without a request after which replicas wait for the next one; from 15 on they always run."""
+    segment_standbys: Annotated[int, Field(ge=0, le=MAX_STANDBYS)] = 2
+    """Replicas of every segment that wait, next to one that always runs, where calls were measured; 0 leaves segments
+    to HPA."""
 
     def values(self, measured: bool = False) -> dict[str, float]:
         """By :data:`rl.staffing.action.NAMES`; ``measured``: the planner's call times are."""
@@ -179,7 +203,8 @@ def make_rule(making: Making) -> Policy:
     """For ``--policy rl.staffing.policy:make_rule``; settings in ``--policy-settings FILE``. Raises SettingsError."""
     settings = making.settings_as(RuleSettings)
     workload = workload_of(making, settings)
-    return StaffingRule(workload, _encoder(making, workload), settings.values(workload.measured))
+    segments = settings.segment_standbys if "segment" in making.kinds else 0
+    return StaffingRule(workload, _encoder(making, workload), settings.values(workload.measured), segments)
 
 
 def make(making: Making) -> Policy:

@@ -93,9 +93,9 @@ def describe_change(present: Configuration, target: Configuration) -> str:
     ):
         if before != after:
             parts.append(f"{name} {before:g} → {after:g}{unit}")
-    costs_s = [one.burst and one.burst.token_s for one in (present, target)]
-    if costs_s[1] and costs_s[0] != costs_s[1]:
-        parts.append(f"a token's cost {_ms(costs_s[0])} → {_ms(costs_s[1])} of a replica")
+    before_s, after_s = (None if one.burst is None else one.burst.token_s for one in (present, target))
+    if after_s is not None and before_s != after_s:
+        parts.append(f"a token's cost {_ms(before_s)} → {_ms(after_s)} of a replica")
     return ", ".join(parts)
 
 

@@ -44,7 +44,7 @@ def test_a_window_that_says_nothing_of_a_function_changes_nothing_of_it(nothing:
 
 def test_a_cost_that_hardly_changed_is_stated_as_before() -> None:
     first = Work().after(window(1 / 3))
-    assert first.after(window(0.5)).token_s == first.token_s
+    assert first.after(window(0.45)).token_s == first.token_s
     much = first.after(window(0.9))
     assert much.token_s[EXPERT] > STEP * first.token_s[EXPERT]
     assert much.after(window(0.3)).token_s == much.token_s
@@ -72,3 +72,20 @@ def test_the_rule_states_it_where_calls_are_of_functions_that_run(measured: bool
         if node.function in stated and stated[node.function] is not None:
             assert stated[node.function] == pytest.approx(node.busy_replica_s / tokens, rel=0.5)
     assert sum(cost is not None for cost in stated.values()) > len(stated) / 2
+
+
+@pytest.mark.parametrize("standbys", [0, 2])
+def test_segments_of_functions_that_run_get_standbys_or_are_left_to_another_policy(standbys: int) -> None:
+    env = StaffingEnv(episodes())
+    env.reset()
+    episode = env.episode
+    cores = replace(episode.observation.nodes[1].configuration, gpu_share=0.0, cpu_cores=6.0)
+    nodes = (one._replace(configuration=cores) if one.kind == "segment" else one for one in episode.observation.nodes)
+    observation = replace(episode.observation, nodes=tuple(nodes))
+    for measured in (True, False):
+        workload = replace(episode.workload, measured=measured)
+        rule = StaffingRule(workload, episode.encoder, VALUES, standbys)
+        desired = rule.propose(observation, observation.end_s, None).desired
+        segments = {node.function for node in workload.segments} & desired.keys()
+        assert bool(segments) == (measured and standbys > 0)
+        assert {(desired[name].replicas, desired[name].standbys) for name in segments} <= {(1, standbys)}
