@@ -7,6 +7,7 @@ desired configurations go to the decision limits like those of any policy, but f
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,7 +48,13 @@ from simulation.profiles.model.storage import Profile
 from simulation.workloads.paper import PAPER_WORKLOADS, paper_workload
 from simulation.workloads.workload import manifest_cost
 
+log = logging.getLogger(__name__)
+
 NAME = "smoe"
+WITHDRAWN = (
+    "%s learnt on arrivals that nobody could have sent, and its results are withdrawn (docs/training.md); train an "
+    "actor (smoe lab train), or use --policy hpa or staffing"
+)
 MEAN_TOKENS = 64
 """Mean tokens of a request, with a profile."""
 IDLE = 0.5
@@ -175,6 +182,8 @@ def make(making: Making) -> Policy:
     path = Path(settings.actor) if settings.actor else published_actor(making.topology.pipeline, settings.meter)
     try:
         actor = load_actor(path)
+        if not settings.actor:
+            log.warning(WITHDRAWN, path.name)
         calls, space = call_times(making, settings, slo_s)
         limits = replace(making.limits, space=space)
         encoder = Encoder(making.topology, limits, making.prices, slo_s, calls)

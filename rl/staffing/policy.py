@@ -56,15 +56,15 @@ class StaffingRule:
         shares = [getattr(observation.node(node.id), "token_share", None) for node in self._workload.experts]
         priority = np.array([1.0 if share is None else share for share in shares])
         room = self.encoder.room(observation)
-        work = Work.of(memory).after(observation)
-        answer = proposal(self._staffing, self._workload, observation, self._actions, priority, room, work)
+        answer = proposal(self._staffing, self._workload, observation, self._actions, priority, room, memory)
         if not self._by_cpu:
             return answer
+        work = Work.of(memory).after(observation)
         segments = self._staffed_segments(observation) if answer.desired else {}
         desired = {**answer.desired, **segments}
         stated = {name: _stating(one, work.token_s.get(name)) for name, one in desired.items()}
         reasons = {name: f"one replica always runs, {one.standbys} wait" for name, one in segments.items()}
-        return replace(answer, desired=stated, reasons={**answer.reasons, **reasons})
+        return replace(answer, desired=stated, reasons={**answer.reasons, **reasons}, memory=work)
 
     def _staffed_segments(self, observation: Observation) -> dict[str, Configuration]:
         """One replica of each always runs, with the standbys of the rule."""

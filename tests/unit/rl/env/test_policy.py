@@ -235,6 +235,15 @@ def test_call_times_are_those_of_the_workload_and_its_lengths(
     np.testing.assert_allclose(policy.encoder.calls.seconds, expected.seconds)
 
 
+def test_whoever_names_no_actor_is_told_that_the_packaged_one_is_withdrawn(
+    exported: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_policy(making(tmp_path, f'actor = "{exported}"\n'))
+    assert "withdrawn" not in caplog.text
+    make_policy(making(tmp_path, ""))
+    assert "smoe-provisioned.safetensors learnt on arrivals that nobody could have sent" in caplog.text
+
+
 def test_a_pipeline_s_own_published_actor_goes_before_the_one_for_all(tmp_path: Path) -> None:
     assert published_actor("minilm", "busy", tmp_path).name == "smoe-busy.safetensors"
     (tmp_path / "minilm-busy.safetensors").touch()
