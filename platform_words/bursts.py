@@ -1,7 +1,7 @@
 """Annotation ``smoe.burst``: a function's standbys and the rule that activates them, such as
 ``standbys=7,headroom=1.2,spare=1,hold_s=15,look_back_s=0.5``.
 
-With ``token_s=0.002`` the controller says how many seconds of a replica a token costs, which the ingress measures
+With ``token_s=0.002`` the controller states how many seconds of a replica a token costs, which the ingress measures
 otherwise. With ``sleep_s=2`` the desired replicas wait, too, after two seconds without a request. The controller writes
 it, the gateway keeps so many and hands the text to the ingress in the replica feed. What the numbers mean stands in
 ``functions.dispatch.activation.Burst``, whose fields these are.

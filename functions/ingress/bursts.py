@@ -64,10 +64,10 @@ class WorkMeter:
         self._measured: dict[str, float] = {}
         self._given: dict[str, float] = {}
         self.seconds_per_token: dict[str, float] = {}
-        """Of functions that were measured, or of which it is known; another object after each change."""
+        """Functions that were measured, or whose cost is known; another object after each change."""
 
     def know(self, given: Mapping[str, float]) -> None:
-        """What the controller says of some functions, in place of what is measured."""
+        """The costs that the controller states for some functions, in place of those measured."""
         if given != self._given:
             self._given = dict(given)
             self.seconds_per_token = self._measured | self._given

@@ -1,6 +1,6 @@
 """What a token of the pipeline costs each function: seconds of one replica, from the CPU time that it used.
 
-Under a CPU quota the time that a call takes says little of its work: a lone one passes within the quota's slice, one of
+Under a CPU quota the time that a call takes hardly depends on its work: a lone one passes within the quota's slice, one of
 a steady stream waits for the next, and several that wait are one product for the price of one. CPU time depends on none
 of the first two, and it is what HPA goes by.
 """
@@ -15,7 +15,7 @@ from autoscaler.contract import Memory, Observation
 FORGET = 0.9
 """Weight of windows after each later one."""
 STEP = 1.25
-"""A cost is stated anew once it is so many times more or less than what was stated: one that hardly changed is no
+"""A cost is stated again once it is so many times more or less than what was stated: one that hardly changed is no
 change of a configuration."""
 
 
