@@ -1,8 +1,8 @@
 """What a token of the pipeline costs each function: seconds of one replica, from the CPU time that it used.
 
-Under a CPU quota the time that a call takes hardly depends on its work: a lone one passes within the quota's slice, one of
-a steady stream waits for the next, and several that wait are one product for the price of one. CPU time depends on none
-of the first two, and it is what HPA goes by.
+Under a CPU quota the time that a call takes hardly depends on its work: a lone one passes within the quota's slice, one
+of a steady stream waits for the next, and several that wait are one product for the price of one. CPU time does not
+depend on the first two, and it is what HPA goes by.
 """
 
 from __future__ import annotations
