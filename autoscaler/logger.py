@@ -39,7 +39,7 @@ METADATA_KEY = b"smoe"
 CONFIGURATION_FIELDS = tuple(entry.name for entry in fields(Configuration) if entry.name != "burst")
 
 _F, _I, _S, _B = pa.float64(), pa.int64(), pa.string(), pa.bool_()
-_BURST = pa.struct({"standbys": _I, "headroom": _F, "spare": _F, "hold_s": _F, "look_back_s": _F})
+_BURST = pa.struct({entry.name: _I if entry.name == "standbys" else _F for entry in fields(Burst)})
 _CONFIGURATION = {
     "memory_mb": _I, "cpu_cores": _F, "gpu_share": _F, "replicas": _I, "concurrency": _I, "burst": _BURST,
 }  # fmt: skip

@@ -62,7 +62,7 @@ class LoopedRecord:
     others_cores: float
     """Cores that processes outside this benchmark used meanwhile."""
     singles: Singles | None
-    """Lone requests just before; of every third run."""
+    """Lone requests just before; of every ``SINGLES_EVERY``-th run."""
     clock: list[tuple[float, float]]
     """(seconds since the replay began, CPU seconds of a fixed piece of work), once a second."""
 

@@ -66,23 +66,25 @@ def main(
     process.start()
     rows: list[list[Any]] = []
     made = []
-    for number, period_ms in enumerate(periods_ms):
-        cgroups = detect(Path("/sys/fs/cgroup"), Path("/proc"), number, period_ms / 1000)
-        made.append(cgroups)
-        for file in cgroups.make("calls"):
-            file.write_text(str(process.pid))
-        for share in cores:
-            if not cgroups.set_cpu("calls", share):
-                raise click.ClickException(f"this machine does not let us limit a process: {cgroups.notes}")
-            for call_ms in calls_ms:
-                gaps = np.random.default_rng(seed).exponential(call_ms / 1000 / share / LOAD, 100_000)
-                arrival_s = np.cumsum(gaps)
-                arrivals = arrival_s[arrival_s < seconds].tolist()
-                rows.append(row_of(near, share, period_ms / 1000, call_ms / 1000, arrivals))
-    near.send(None)
-    process.join()
-    for cgroups in made:
-        cgroups.close()
+    try:
+        for number, period_ms in enumerate(periods_ms):
+            cgroups = detect(Path("/sys/fs/cgroup"), Path("/proc"), number, period_ms / 1000)
+            made.append(cgroups)
+            for file in cgroups.make("calls"):
+                file.write_text(str(process.pid))
+            for share in cores:
+                if not cgroups.set_cpu("calls", share):
+                    raise click.ClickException(f"this machine does not let us limit a process: {cgroups.notes}")
+                for call_ms in calls_ms:
+                    gaps = np.random.default_rng(seed).exponential(call_ms / 1000 / share / LOAD, 100_000)
+                    arrival_s = np.cumsum(gaps)
+                    arrivals = arrival_s[arrival_s < seconds].tolist()
+                    rows.append(row_of(near, share, period_ms / 1000, call_ms / 1000, arrivals))
+    finally:
+        near.send(None)
+        process.join()
+        for cgroups in made:
+            cgroups.close()
     print_table("calls under a CPU limit, mean ms", COLUMNS, rows)
     print_result({"points": [dict(zip(COLUMNS, row, strict=True)) for row in rows]}, seed)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,6 +50,7 @@ class StaffingRule:
         self._by_cpu = workload.measured and not workload.topology.generates
         """Standbys open by the CPU time of a token. What is modelled has no quota, and takes the same either way."""
         self._actions = np.tile(action_of(values), (len(workload.experts), 1))
+        self._load = values["load"]
         rule = {name: values[name] for name in ("headroom", "spare", "hold_s", "look_back_s")}
         self._segments = Burst(segment_standbys, **rule) if segment_standbys and self._by_cpu else None
 
@@ -60,18 +62,26 @@ class StaffingRule:
         if not self._by_cpu:
             return answer
         work = Work.of(memory).after(observation)
-        segments = self._staffed_segments(observation) if answer.desired else {}
+        segments = self._staffed_segments(observation, work)
+        reasons = {name: f"{one.replicas} always run, {one.standbys} wait" for name, one in segments.items()}
+        if not answer.desired:  # nobody else takes them for a window
+            reasons = dict.fromkeys(segments, "no data: the load of an expert is not known")
+            return replace(answer, reasons={**answer.reasons, **reasons}, memory=work)
         desired = {**answer.desired, **segments}
         stated = {name: _stating(one, work.token_s.get(name)) for name, one in desired.items()}
-        reasons = {name: f"one replica always runs, {one.standbys} wait" for name, one in segments.items()}
         return replace(answer, desired=stated, reasons={**answer.reasons, **reasons}, memory=work)
 
-    def _staffed_segments(self, observation: Observation) -> dict[str, Configuration]:
-        """One replica of each always runs, with the standbys of the rule."""
+    def _staffed_segments(self, observation: Observation, work: Work) -> dict[str, Configuration]:
+        """Replicas for ``load`` times the window's work always run, one at least, with the standbys of the rule."""
         if self._segments is None:
             return {}
+        tokens_per_s = observation.tokens_per_s or 0.0
         return {
-            node.function: replace(node.configuration, replicas=1, burst=self._segments)
+            node.function: replace(
+                node.configuration,
+                replicas=max(1, math.ceil(self._load * tokens_per_s * work.token_s.get(node.function, 0.0))),
+                burst=self._segments,
+            )
             for node in observation.nodes
             if node.kind == "segment" and node.configuration is not None and not node.configuration.gpu_share
         }
@@ -180,8 +190,8 @@ class RuleSettings(PlannerSettings):
     sleep_s: Positive = 60.0
     """Seconds without a request after which replicas wait for the next one; from 15 on they always run."""
     segment_standbys: Annotated[int, Field(ge=0, le=MAX_STANDBYS)] = 2
-    """Replicas of every segment that wait, next to one that always runs, where calls were measured; 0 leaves segments
-    to HPA."""
+    """Replicas of every segment that wait, next to those that always run for ``load`` times the last window, where
+    calls were measured; 0, as without standbys of experts, leaves segments to HPA."""
 
     def values(self, measured: bool = False) -> dict[str, float]:
         """By :data:`rl.staffing.action.NAMES`; ``measured``: the planner's call times are."""
@@ -203,8 +213,9 @@ def make_rule(making: Making) -> Policy:
     """For ``--policy rl.staffing.policy:make_rule``; settings in ``--policy-settings FILE``. Raises SettingsError."""
     settings = making.settings_as(RuleSettings)
     workload = workload_of(making, settings)
-    segments = settings.segment_standbys if "segment" in making.kinds else 0
-    return StaffingRule(workload, _encoder(making, workload), settings.values(workload.measured), segments)
+    values = settings.values(workload.measured)
+    segments = settings.segment_standbys if values["standbys"] and "segment" in making.kinds else 0
+    return StaffingRule(workload, _encoder(making, workload), values, segments)
 
 
 def make(making: Making) -> Policy:

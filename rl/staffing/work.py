@@ -24,10 +24,10 @@ class Work:
     """What is known of each function after some windows."""
 
     sums: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """(replica-seconds used, tokens of the pipeline), the older the lighter."""
+    """(core-seconds used, tokens of the pipeline), the older the lighter; a core is a configured one."""
     token_s: Mapping[str, float] = field(default_factory=dict)
-    """What a token costs, as stated. A worked example: two replicas at 0.3 of their CPU limit during 2 s in which 60
-    tokens were answered: 1.2 replica-seconds, 0.02 s a token."""
+    """Seconds of a replica that a token costs, as stated. A worked example: two replicas at 0.3 of their CPU limit
+    during 2 s in which 60 tokens were answered: 1.2 replica-seconds, 0.02 s a token."""
 
     @staticmethod
     def of(memory: Memory) -> Work:
@@ -42,13 +42,14 @@ class Work:
             return self
         sums, stated = dict(self.sums), dict(self.token_s)
         for node in observation.nodes:
-            if node.cpu_utilisation is None or not node.measured_replicas:
+            now = node.configuration
+            if node.cpu_utilisation is None or not node.measured_replicas or now is None or not now.cpu_cores:
                 continue
-            used_s = node.cpu_utilisation * node.measured_replicas * observation.window_s
+            used_s = node.cpu_utilisation * node.measured_replicas * now.cpu_cores * observation.window_s
             before_s, before = sums.get(node.function, (0.0, 0.0))
             sums[node.function] = FORGET * before_s + used_s, FORGET * before + tokens
-            cost_s = sums[node.function][0] / sums[node.function][1]
-            now_s = stated.get(node.function, 0.0)
-            if cost_s and not now_s / STEP < cost_s < now_s * STEP:
+            cost_s = sums[node.function][0] / sums[node.function][1] / now.cpu_cores
+            stated_s = stated.get(node.function, 0.0)
+            if cost_s and not stated_s / STEP < cost_s < stated_s * STEP:
                 stated[node.function] = float(f"{cost_s:.3g}")
         return Work(sums, stated)

@@ -7,6 +7,7 @@ configuration's fields prefixed with ``present_`` or ``target_`` in decisions.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,21 @@ def kind_of(present: Configuration, target: Configuration) -> ActionKind:
     return "limits"
 
 
-def _at_work(row: Mapping[str, Any]) -> int | None:
-    """Ordered replicas, and standbys by the part of the window in which they took calls."""
+def at_work(row: Mapping[str, Any]) -> int | None:
+    """Replicas that always run, and standbys by the part of the window in which they took calls."""
     ordered: int | None = row["replicas"] if row["replicas"] is not None else row["ready_replicas"]
-    return None if ordered is None else ordered + round((row["activated_s"] or 0.0) / (row["end_s"] - row["start_s"]))
+    activated_s: float | None = row["activated_s"]
+    if ordered is None or activated_s is None:
+        return ordered
+    sleep = (row["burst"] or {}).get("sleep_s") is not None  # those ordered are among the standbys then
+    return (0 if sleep else ordered) + round(activated_s / float(row["end_s"] - row["start_s"]))
+
+
+def restates(present: Configuration, target: Configuration) -> bool:
+    """Whether nothing but what a token costs is said in another way."""
+    if present.burst is None or target.burst is None:
+        return False
+    return replace(present, burst=replace(present.burst, token_s=target.burst.token_s)) == target
 
 
 def read_log(log_dir: Path, since_s: float = 0.0) -> Rows:
@@ -62,7 +74,7 @@ def read_log(log_dir: Path, since_s: float = 0.0) -> Rows:
             layer=row["layer"],
             expert=row["expert"],
             tokens_per_s=row["tokens_per_s"],
-            replicas=_at_work(row),
+            replicas=at_work(row),
         )
         for row in _rows(log_dir, "windows", since_s)
     )
@@ -73,6 +85,7 @@ def read_log(log_dir: Path, since_s: float = 0.0) -> Rows:
         if row["changes"]
         and (present := configuration_of(row, "present_"))
         and (target := configuration_of(row, "target_"))
+        and not restates(present, target)
     )
     return windows, nodes, actions
 

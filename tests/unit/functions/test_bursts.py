@@ -64,9 +64,11 @@ class Scene:
         self.bursts = BurstActivation(["f", "g"], self.dispatcher, Gateway(url, token, "openfaas-fn"), loop)
         self.table()
 
-    def table(self, rule: str = RULE) -> None:
+    def table(self, rule: str = RULE, g: str | None = None) -> None:
+        """``g``: its own rule, where that is another."""
         first = (ReplicaAddress("0", "127.0.0.1:1"),)
-        table = {name: FunctionReplicas(1, first, 1, rule) for name in ("f", "g", "other")}
+        rules = {"f": rule, "g": g or rule, "other": rule}
+        table = {name: FunctionReplicas(1, first, 1, text) for name, text in rules.items()}
         self.dispatcher.update(table)
         self.bursts.update(table)
 
@@ -116,11 +118,12 @@ async def test_a_burst_opens_the_standbys_of_all_functions_by_one_report(scene: 
 
 
 async def test_what_the_controller_says_a_token_costs_holds_without_and_in_place_of_a_measurement(scene: Scene) -> None:
-    scene.table(f"{RULE},token_s=0.02")
+    scene.table(f"{RULE},token_s=0.02", g=f"{RULE},token_s=0.01")
     assert len({rule for rule, _ in scene.bursts._levels.rules.values()}) == 1, "counted with those of another cost"
-    scene.bursts.arrived(100)  # two replicas' worth
+    scene.bursts.arrived(100)  # two replicas' worth of f, one of g
     await scene.until(lambda: len(scene.dispatcher.replicas("f")) == 2)
-    scene.table(f"{RULE},token_s=0.03")
+    assert scene.gateway.reports[-1]["functions"] == {"f.openfaas-fn": 1}
+    scene.table(f"{RULE},token_s=0.03", g=f"{RULE},token_s=0.01")
     scene.bursts.arrived(0)
     await scene.until(lambda: len(scene.dispatcher.replicas("f")) == 3)
 

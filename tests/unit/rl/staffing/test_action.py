@@ -79,9 +79,9 @@ def test_replicas_whose_calls_were_measured_take_as_many_as_deployed() -> None:
 
 
 def test_the_rule_looks_back_and_holds_longer_where_calls_are_measured_unless_it_is_told() -> None:
-    for name in ("spare", "hold_s", "look_back_s"):
-        modelled, measured = (RuleSettings().values(one)[name] for one in (False, True))
-        assert measured > modelled
+    names = ("standbys", "spare", "hold_s", "look_back_s")
+    values = [[RuleSettings().values(measured)[name] for name in names] for measured in (False, True)]
+    assert values == [[6, 0.1, 1.5, 0.25], [3, 0.7, 3, 0.5]]
     assert RuleSettings(spare=0.3).values(measured=True)["spare"] == 0.3
 
 

@@ -42,6 +42,14 @@ def test_a_window_that_says_nothing_of_a_function_changes_nothing_of_it(nothing:
     assert EXPERT not in Work().after(nothing).token_s
 
 
+def test_under_another_limit_a_token_costs_other_seconds_of_a_replica() -> None:
+    """The same core-seconds a token: with six cores a sixth of a replica's second, whatever the limit was before."""
+    wide = window(1 / 3 / 6)
+    nodes = (one._replace(configuration=replace(one.configuration, cpu_cores=6.0)) for one in wide.nodes)
+    work = Work().after(window(1 / 3)).after(replace(wide, nodes=tuple(nodes)))
+    assert work.token_s[EXPERT] == pytest.approx(2 / 3 / 30 / 6, rel=5e-3)
+
+
 def test_a_cost_that_hardly_changed_is_stated_as_before() -> None:
     first = Work().after(window(1 / 3))
     assert first.after(window(0.45)).token_s == first.token_s
@@ -89,3 +97,6 @@ def test_segments_of_functions_that_run_get_standbys_or_are_left_to_another_poli
         segments = {node.function for node in workload.segments} & desired.keys()
         assert bool(segments) == (measured and standbys > 0)
         assert {(desired[name].replicas, desired[name].standbys) for name in segments} <= {(1, standbys)}
+        busy = (one._replace(cpu_utilisation=0.9, measured_replicas=5) for one in observation.nodes)
+        loaded = rule.propose(replace(observation, nodes=tuple(busy)), observation.end_s, None).desired
+        assert all(loaded[name].replicas >= 2 for name in segments), "they are no three at most"
