@@ -45,7 +45,7 @@ def at_work(row: Mapping[str, Any]) -> int | None:
 
 
 def restates(present: Configuration, target: Configuration) -> bool:
-    """Whether nothing but what a token costs is said in another way."""
+    """Whether nothing but the stated cost of a token differs."""
     if present.burst is None or target.burst is None:
         return False
     return replace(present, burst=replace(present.burst, token_s=target.burst.token_s)) == target

@@ -1,4 +1,4 @@
-"""Standbys in the report: those that took calls are replicas at work, and a cost said in another way is no change."""
+"""Standbys in the report: those that took calls are replicas at work, and another cost of a token is no change."""
 
 from __future__ import annotations
 
