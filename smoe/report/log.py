@@ -40,8 +40,9 @@ def at_work(row: Mapping[str, Any]) -> int | None:
     activated_s: float | None = row["activated_s"]
     if ordered is None or activated_s is None:
         return ordered
-    sleep = (row["burst"] or {}).get("sleep_s") is not None  # those ordered are among the standbys then
-    return (0 if sleep else ordered) + round(activated_s / float(row["end_s"] - row["start_s"]))
+    configuration = configuration_of(row)
+    running = ordered if configuration is None else configuration.running
+    return running + round(activated_s / float(row["end_s"] - row["start_s"]))
 
 
 def restates(present: Configuration, target: Configuration) -> bool:

@@ -11,7 +11,8 @@ from autoscaler.contract import Burst, Configuration
 from smoe.report.log import at_work, restates
 from smoe.view.build import describe_change
 
-ROW: dict[str, Any] = {"start_s": 10.0, "end_s": 12.0, "replicas": 2, "ready_replicas": 2, "burst": None}
+LIMITS = {"memory_mb": 128, "cpu_cores": 1.0, "gpu_share": 0.0, "concurrency": 8}
+ROW: dict[str, Any] = {"start_s": 10.0, "end_s": 12.0, "replicas": 2, "ready_replicas": 2, "burst": None, **LIMITS}
 ASLEEP = {"standbys": 0, "sleep_s": 2.0}
 BEFORE = Configuration(128, 1.0, 0.0, 2, 8, Burst(3, token_s=0.002))
 
