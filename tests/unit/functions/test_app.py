@@ -40,7 +40,7 @@ def ready_app(environ: dict[str, str]) -> FunctionApp:
 
 
 def status(url: str) -> int:
-    """Of the answer; 0 where nobody listens."""
+    """The answer's status; 0 where nobody listens."""
     try:
         with urllib.request.urlopen(url, timeout=100) as reply:
             return int(reply.status)
