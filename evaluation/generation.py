@@ -7,6 +7,7 @@ Policies see what the ingress and the gateway of a running decoder report, segme
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from autoscaler.checked import read_toml
-from autoscaler.contract import Configuration, Policy
+from autoscaler.contract import Configuration, NodeInfo, Policy
 from autoscaler.decision.limits import LimitSettings
+from autoscaler.errors import SettingsError
 from autoscaler.policies import Making, make_policy
 from autoscaler.policy.instances import InstancesPolicy
 from autoscaler.settings import ELSEWHERE, ControllerSettings
@@ -32,6 +34,8 @@ from simulation.workloads.workload import Workload
 
 CONSTANT = "constant"
 """Name of the constants: so many instances, and of every expert one replica."""
+_NAMED_CONSTANT = re.compile(r"constant-([1-9]\d{0,3})(?:x([1-9]\d{0,3}))?")
+"""Name of one constant: instances, and replicas of every expert, one where none is given."""
 ENOUGH = 0.95
 """Part of the requests that are to be within the targets."""
 _STAFFING = ("staffing", ELSEWHERE["staffing"])
@@ -83,15 +87,24 @@ class Setting:
 
     def with_instances(self, instances: int) -> Setting:
         """The same begun with so many."""
-        segments = {node.function for node in self.workload.segments}
-        start = {name: one.with_replicas(instances) if name in segments else one for name, one in self.start.items()}
+        return self._with(self.workload.segments, instances)
+
+    def with_experts(self, replicas: int) -> Setting:
+        """The same begun with so many replicas of every expert."""
+        return self._with(self.workload.experts, replicas)
+
+    def _with(self, nodes: Sequence[NodeInfo], replicas: int) -> Setting:
+        functions = {node.function for node in nodes}
+        start = {name: one.with_replicas(replicas) if name in functions else one for name, one in self.start.items()}
         return replace(self, start=start)
 
 
-def policy_of(setting: Setting, name: str) -> Policy:
-    """As the controller makes it for a decoder. Raises SettingsError."""
+def policy_of(setting: Setting, name: str, table: Mapping[str, Any] | None = None) -> Policy:
+    """As the controller makes it for a decoder; ``table``: its settings in place of those of the file. Raises
+    SettingsError."""
     file = None if setting.settings is None else setting.settings / f"{name}.toml"
-    table: Mapping[str, Any] | None = None if file is None or not file.exists() else read_toml(file, "policy settings")
+    if table is None and file is not None and file.exists():
+        table = read_toml(file, "policy settings")
     if name in _PLANNING:
         planner = {"profile": str(setting.nodes_profile), "other_machine": True}
         no_standbys = {"standbys": 0.0} if name in _STAFFING else {}
@@ -112,12 +125,25 @@ def policy_of(setting: Setting, name: str) -> Policy:
 
 
 def run_policy(setting: Setting, name: str) -> dict[str, Any]:
-    """What came of it, JSON-ready. Raises SettingsError and SimulationError."""
+    """What came of it, JSON-ready. ``constant-4`` holds four instances and one replica of every expert,
+    ``constant-4x2`` two of every expert. Raises SettingsError and SimulationError."""
+    named = _NAMED_CONSTANT.fullmatch(name)
+    if named is None:
+        return simulate_made(setting, name, policy_of(setting, name))
+    counts = [int(count or 1) for count in named.groups()]
+    if max(counts) > setting.max_replicas:
+        raise SettingsError(f"policy is {name!r}; a function has at most {setting.max_replicas} replicas")
+    held = setting.with_instances(counts[0]).with_experts(counts[1])
+    return simulate_made(held, name, policy_of(held, CONSTANT))
+
+
+def simulate_made(setting: Setting, name: str, policy: Policy) -> dict[str, Any]:
+    """The same of a policy that is made already; ``name`` is its row's. Raises SimulationError."""
     workload, times = setting.workload, setting.times.drawing(setting.seed)
     simulation = DecoderSimulation(workload, times, setting.requests, setting.start, seed=setting.seed)
     steps = simulate_policy(
         simulation,
-        policy_of(setting, name),
+        policy,
         setting.limits,
         window_s=setting.window_s,
         until_s=setting.until_s,
@@ -180,6 +206,8 @@ def _windows(setting: Setting, steps: Sequence[Step]) -> dict[str, Any]:
         "windows": len(steps),
         "windows_over": float(np.mean(over)) if over else None,
         "cost_per_hour": sum(costs) / hours,
+        "cost": sum(costs),
+        "instance_s": sum(window.instances for window in windows) * setting.window_s,
         "currency": setting.workload.prices.currency,
         "instances_mean": float(np.mean([window.instances for window in windows])),
         "instances_max": max(window.instances for window in windows),

@@ -38,6 +38,7 @@ from traces import catalog, loading
 from traces.completions import Lengths, TokenTargets, lengths_of
 from traces.options import clip_options, data_option, seed_option
 from traces.results import RequestRecord
+from traces.scale import thin
 from traces.token_results import summarise_tokens, token_rows
 
 MORE_THAN_0 = click.FloatRange(min=0, min_open=True)
@@ -58,6 +59,13 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
                 help="ServeGen: table that requests get their token counts from.",
             ),
             click.option("--speed", type=MORE_THAN_0, default=1.0, show_default=True, help="Time compression."),
+            click.option(
+                "--keep",
+                type=click.FloatRange(min=0, max=1, min_open=True),
+                default=1.0,
+                show_default=True,
+                help="Share of the requests that is kept, drawn by --seed.",
+            ),
             click.option(
                 "--length-divisor", type=click.FloatRange(min=1), default=1.0, show_default=True, help="Of its lengths."
             ),
@@ -88,7 +96,8 @@ class ScalingSettings(Checked):
 
     policies: tuple[str, ...] = ()
     """Scaling policies with the controller in the loop: names (docs/policies.md), constant for the fewest instances
-    that would do, all for those that scale a decoder. The next options are for them."""
+    that would do, constant-4 for four, constant-4x2 for four and two replicas of every expert, all for those that scale
+    a decoder. The next options are for them."""
     pipeline: Annotated[Path | None, Flag(folder=True)] = None
     """The decoder's folder."""
     nodes: Annotated[Path | None, Flag(file=True)] = None
@@ -147,7 +156,7 @@ def _requests(options: dict[str, Any]) -> tuple[list[Request], Lengths]:
     """In order of arrival. Raises SmoeError."""
     path = catalog.resolve(options["trace_name"], catalog.data_folder(options["data"]))
     part = {name: options[name] for name in ("row", "start_s", "duration_s", "seed", "lengths")}
-    trace = loading.load(path, **part)
+    trace = thin(loading.load(path, **part), options["keep"], options["seed"])
     if not trace.requests:
         raise SmoeError(f"{options['trace_name']} has no request in that part")
     asked = lengths_of(trace, options["length_divisor"], options["context"])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from autoscaler.errors import SettingsError
 from autoscaler.state.targets import Targets
 from evaluation.generation import CONSTANT, Setting, run_policy
 from simulation.engine.errors import SimulationError
@@ -48,3 +49,17 @@ def test_a_warm_up_has_to_leave_a_window() -> None:
     assert run_policy(replace(whole, warm_up_s=10.0), CONSTANT)["windows"] == 1
     with pytest.raises(SimulationError, match="may be 0 to 10 s"):
         replace(whole, warm_up_s=10.1)
+
+
+def test_a_constant_by_name_holds_its_instances_and_experts() -> None:
+    requests = [Request(float(at), 10, 4) for at in range(12)]
+    one, many = (run_policy(setting(requests, 1.0), name) for name in ("constant-1", "constant-3x2"))
+    assert (one["instances_mean"], one["expert_replicas_mean"]) == (1.0, 1.0)
+    assert (many["instances_mean"], many["instances_max"], many["expert_replicas_mean"]) == (3.0, 3, 2.0)
+    assert many["instance_s"] == 3 * 15.0 and one["cost"] < many["cost"]
+
+
+@pytest.mark.parametrize("name", ["constant-9", "constant-1x9"])
+def test_a_constant_beyond_the_limits_is_refused(name: str) -> None:
+    with pytest.raises(SettingsError, match="at most 8 replicas"):
+        run_policy(setting([Request(0.0, 10, 1)], 1.0), name)

@@ -79,6 +79,12 @@ def test_policies_and_the_fewest_instances_that_would_do_stand_side_by_side(aske
     assert "static" in table.output and "simulated: 240 requests" in table.output
 
 
+def test_a_share_of_the_requests_is_kept_by_the_seed(asked: list[str]) -> None:
+    half = [*asked[:3], "--keep", "0.5", "--json"]
+    counts = [json.loads(run(*half, "--seed", seed).output)["prompt_tokens"] / 20 for seed in ("1", "1", "2")]
+    assert counts[0] == counts[1] != counts[2] and all(90 < count < 150 for count in counts)
+
+
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
