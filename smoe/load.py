@@ -4,6 +4,9 @@ A rate in requests per second is no measure of load: machines differ by a factor
 between hours, so that the same rate leaves experts idle here and overloads them there. So it is measured how many
 requests the pipeline answers in a second when callers never pause, and the trace is scaled until its busiest seconds
 ask for more than that.
+
+How much more hangs on the machine, too: what a prompt costs in CPU seconds is counted meanwhile, and the busiest
+seconds never ask for more than most of what all cores together could do. Beyond that no scaling keeps any target.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,6 +25,8 @@ from traces.model import Trace
 
 OVERLOAD = 1.6
 """What the busiest ``BUSY_S`` of a replay ask for, over what the pipeline can answer as deployed."""
+MOST_OF_CORES = 0.75
+"""What the busiest ``BUSY_S`` of a replay may ask for, over what the machine's cores could do."""
 BUSY_S = 10.0
 CALLERS = 16
 """Callers at once while capacity is measured; a pass has 13 stages, so that every layer has work."""
@@ -28,15 +34,40 @@ SETTLE_S, MEASURE_S = 3.0, 8.0
 """What unused quota lets through at first is left out of the measurement."""
 
 
-def capacity_rps(callers: list[Callable[[], None]], settle_s: float = SETTLE_S, measure_s: float = MEASURE_S) -> float:
-    """Answers a second, each of ``callers`` (a call and its answer) repeated in a thread of its own without a pause.
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a pipeline answers as deployed."""
+
+    rps: float
+    """Answers a second."""
+    cpu_s: float
+    """CPU seconds of an answer, in all processes together."""
+
+    def most_rps(self, cores: float) -> float:
+        """Answers a second that ``cores`` could give if they did nothing else and no limit held them back."""
+        return cores / self.cpu_s if self.cpu_s > 0 else math.inf
+
+    def overload_rps(self, cores: float) -> float:
+        """Requests a second that the busiest ``BUSY_S`` of a replay ask for: ``OVERLOAD`` times what is answered as
+        deployed, at most ``MOST_OF_CORES`` of what ``cores`` could do."""
+        return min(OVERLOAD * self.rps, MOST_OF_CORES * self.most_rps(cores))
+
+
+def measure_capacity(
+    callers: Sequence[Callable[[], object]],
+    spent_s: Callable[[], float],
+    settle_s: float = SETTLE_S,
+    measure_s: float = MEASURE_S,
+) -> Capacity:
+    """Each of ``callers`` (a call and its answer) is repeated in a thread of its own without a pause. ``spent_s``: CPU
+    seconds so far of all that serves them.
 
     Raises SmoeError where nothing is answered, and what the first failing caller raised.
     """
     begun_s, ends_s, failures = time.monotonic(), [], list[BaseException]()
     until_s = begun_s + settle_s + measure_s
 
-    def repeat(call: Callable[[], None]) -> None:
+    def repeat(call: Callable[[], object]) -> None:
         try:
             while not failures and time.monotonic() < until_s:
                 call()
@@ -47,14 +78,17 @@ def capacity_rps(callers: list[Callable[[], None]], settle_s: float = SETTLE_S, 
     threads = [threading.Thread(target=repeat, args=(call,), daemon=True) for call in callers]
     for thread in threads:
         thread.start()
+    time.sleep(settle_s)
+    before_s = spent_s()
     for thread in threads:
         thread.join()
     if failures:
         raise failures[0]
+    after_s = spent_s()
     counted = sum(begun_s + settle_s <= end_s < until_s for end_s in ends_s)
     if not counted:
         raise SmoeError(f"no prompt was answered within {settle_s + measure_s:g} s; give the rate (--mean-rps)")
-    return counted / measure_s
+    return Capacity(counted / measure_s, (after_s - before_s) / counted)
 
 
 def busiest_over_mean(trace: Trace, duration_s: float) -> float:
@@ -68,10 +102,9 @@ def busiest_over_mean(trace: Trace, duration_s: float) -> float:
     return most / window_s / trace.mean_rps
 
 
-def overloading_rps(trace: Trace, duration_s: float, capacity: float) -> float:
-    """Mean requests a second at which the busiest ``BUSY_S`` of the compressed ``trace`` ask for ``OVERLOAD`` times
-    ``capacity`` (requests/s)."""
-    return OVERLOAD * capacity / busiest_over_mean(trace, duration_s)
+def mean_rps_of(trace: Trace, duration_s: float, busiest_rps: float) -> float:
+    """Mean requests a second at which the busiest ``BUSY_S`` of the compressed ``trace`` ask for ``busiest_rps``."""
+    return busiest_rps / busiest_over_mean(trace, duration_s)
 
 
 def in_length_and_rate(trace: Trace, duration_s: float, mean_rps: float, seed: int) -> Trace:

@@ -33,7 +33,7 @@ FIRST = (
     "unit/placement/test_capped.py",
     "cluster/test_on_a_named_cluster.py",
     "unit/simulation/profiles/test_command.py",
-    "integration/test_run.py",
+    "integration/test_wheel.py",
     "notebooks/test_notebooks.py",
     "notebooks/test_results_for_figures.py",
 )

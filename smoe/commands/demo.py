@@ -10,14 +10,15 @@ import platform
 import signal
 import statistics
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import click
+import psutil
 from pydantic import Field
 from rich.console import Console
 
@@ -26,11 +27,12 @@ from autoscaler.options import options_of
 from gateway.client.client import GatewayClient
 from moe.manifest import Manifest
 from moe.reference import WholeModel
+from simulation.profiles.measure.machine import cpu_s
 from smoe import __version__, lifecycle
 from smoe.commands.options import state_option
 from smoe.deployment import DeploymentSettings
 from smoe.errors import SmoeError
-from smoe.load import BUSY_S, CALLERS, OVERLOAD, capacity_rps, in_length_and_rate, overloading_rps
+from smoe.load import BUSY_S, CALLERS, busiest_over_mean, in_length_and_rate, mean_rps_of, measure_capacity
 from smoe.parity import Parity, compare_with_whole_model, send
 from smoe.pipelines import ensure_pipeline
 from smoe.prometheus import SCRAPES_A_WINDOW, prometheus
@@ -75,7 +77,7 @@ class RunSettings(Checked):
     """Length of the replay in seconds."""
     mean_rps: Annotated[float | None, Field(ge=0.1, le=1000)] = None
     """Requests per second on average. [default: whatever overloads the pipeline as deployed]"""
-    cpu_scale: Annotated[float, Field(ge=0.001, le=10)] = 0.015
+    cpu_scale: Annotated[float, Field(ge=0.001, le=10)] = 0.01
     """Real cores per configured core: how a cluster's configurations are emulated on this machine."""
     interval_s: Annotated[float, Field(ge=0.5)] = 2.0
     """Seconds between decisions."""
@@ -145,7 +147,8 @@ def _run(settings: RunSettings) -> None:
             parity = compare_with_whole_model(client, manifest.name, directory, chosen.choose(8, settings.seed))
         console.print(_parity_line(parity))
         calling = chosen.choose(CALLERS, settings.seed)
-        mean_rps = _overload(client, manifest, settings, hour, calling, console)
+        calls: list[Callable[[], object]] = [partial(send, client, manifest.name, text) for text in calling]
+        mean_rps = _overload(calls, partial(_spent_s, process.pid), settings, hour, console)
         trace = in_length_and_rate(hour, settings.seconds, mean_rps, settings.seed)
         texts = chosen.choose(trace.requests, settings.seed)
         slo_s = settings.slo_ms / 1000 if settings.slo_ms else default_slo_s(settings, manifest, directory, texts)
@@ -218,19 +221,35 @@ def _prompts(settings: RunSettings) -> prompts.PromptSet:
 
 
 def _overload(
-    client: GatewayClient, manifest: Manifest, settings: RunSettings, hour: Trace, texts: list[str], console: Console
+    calls: Sequence[Callable[[], object]],
+    spent_s: Callable[[], float],
+    settings: RunSettings,
+    hour: Trace,
+    console: Console,
 ) -> float:
     """The mean rate, by default one whose busiest seconds are more than the pipeline answers as deployed
     (:mod:`smoe.load`). What it answers is measured in any case: runs at a given rate begin as others do."""
     with console.status("measuring how many prompts a second it answers as deployed"):
-        capacity = capacity_rps([partial(send, client, manifest.name, text) for text in texts[:CALLERS]])
-    overload_rps = overloading_rps(hour, settings.seconds, capacity)
-    rate_rps = settings.mean_rps or overload_rps
+        capacity = measure_capacity(calls, spent_s)
+    cores = len(os.sched_getaffinity(0))
+    rate_rps = settings.mean_rps or mean_rps_of(hour, settings.seconds, capacity.overload_rps(cores))
+    busiest_rps = rate_rps * busiest_over_mean(hour, settings.seconds)
     console.print(
-        f"as deployed it answers {capacity:.1f} prompts a second at most; {rate_rps:.1f} a second on average ask for "
-        f"{OVERLOAD * rate_rps / overload_rps:.2g} times that in the busiest {BUSY_S:g} s"
+        f"as deployed it answers {capacity.rps:.1f} prompts a second, each {1000 * capacity.cpu_s:.0f} ms of CPU; "
+        f"{rate_rps:.1f} a second on average ask for {busiest_rps / capacity.rps:.2g} times that in the busiest "
+        f"{BUSY_S:g} s, {busiest_rps / capacity.most_rps(cores):.0%} of what {cores} cores can do"
     )
+    if busiest_rps <= capacity.rps:
+        console.print("that is no overload: these cores are busy as deployed, so give experts less (--cpu-scale)")
     return rate_rps
+
+
+def _spent_s(gateway: int) -> float:
+    """CPU seconds so far of this process, the gateway and all that it started."""
+    with suppress(psutil.Error):
+        started = [one.pid for one in psutil.Process(gateway).children(recursive=True)]
+        return cpu_s([os.getpid(), gateway, *started])
+    return cpu_s([os.getpid(), gateway])
 
 
 def _deploy(client: GatewayClient, manifest: Manifest, settings: RunSettings, console: Console) -> None:

@@ -51,7 +51,8 @@ FEW = replace(
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPipeline]:
     folder = tmp_path_factory.mktemp("scaled")
     settings = local_gateway(folder / "state")
-    model = tiny.build("mixtral", vocab_size=300, max_position_embeddings=512, eos_token_id=299)
+    few = {"num_hidden_layers": 2, "num_local_experts": 3}
+    model = tiny.build("mixtral", vocab_size=300, max_position_embeddings=512, eos_token_id=299, **few)
     checkpoint = tiny.store(model, folder / "checkpoint")
     byte_tokenizer(256).save(str(checkpoint / "tokenizer.json"))
     split(checkpoint, settings.pipelines / "tiny", "tiny", 4, None)

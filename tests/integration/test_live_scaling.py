@@ -21,6 +21,8 @@ from gateway.client.client import GatewayClient
 from gateway.client.errors import GatewayRefusedError
 from gateway.client.state import read_gateway
 from moe.manifest import Manifest, load
+from moe.preset import byte_tokenizer
+from moe.split import split
 from placement.heterogeneous import MIB, expert_bytes
 from placement.moves.cluster import Places
 from placement.moves.coordinator import Coordinator, Moved, Options
@@ -29,6 +31,7 @@ from placement.moves.journal import Entry, Journal
 from placement.moves.managers import Managers, NodeSettings, deploy_managers, read_feed_token, start_nodes
 from smoe import lifecycle
 from smoe.cli import cli
+from tests.unit.moe import tiny
 
 pytestmark = [
     pytest.mark.slow,
@@ -36,9 +39,9 @@ pytestmark = [
     # what earlier tests left to the garbage collector may be found in the middle of one of these
     pytest.mark.filterwarnings("default::pytest.PytestUnraisableExceptionWarning"),
 ]
-FUNCTION = "minilm-expert-0-0"
-SLOW = NodeSettings(link_bytes_per_s=25e6)
-"""Copying all weights to this node takes two seconds."""
+FUNCTION = "tiny-expert-0-0"
+COPY_S = 2.0
+"""What copying all weights takes to a node whose link is slow."""
 
 
 @dataclass
@@ -47,6 +50,14 @@ class Running:
     client: GatewayClient
     manifest: Manifest
     managers: Managers
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(file.bytes for name, file in self.manifest.files.items() if name.startswith("weights/"))
+
+    @property
+    def slow(self) -> NodeSettings:
+        return NodeSettings(link_bytes_per_s=self.weight_bytes / COPY_S)
 
     def move(self, target: Places) -> Moved:
         options = Options(True, 60.0)
@@ -104,14 +115,18 @@ class Running:
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory, minilm_pipeline: Path) -> Iterator[Running]:
-    state = tmp_path_factory.mktemp("live-scaling") / "state"
-    (state / "pipelines").mkdir(parents=True)
-    (state / "pipelines" / "minilm").symlink_to(minilm_pipeline)
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("live-scaling")
+    state, pipeline = folder / "state", folder / "state" / "pipelines" / "tiny"
+    pipeline.parent.mkdir(parents=True)
+    model = tiny.build("bert", vocab_size=300, num_hidden_layers=2, hidden_size=128, intermediate_size=512)
+    checkpoint = tiny.store(model, folder / "checkpoint")
+    byte_tokenizer(256).save(str(checkpoint / "tokenizer.json"))
+    split(checkpoint, pipeline, "tiny", 4, 2)
     settings = lifecycle.GatewaySettings(state, port=0, metrics_port=0, nodes=("a", "b"), standbys=4)
     process = lifecycle.start_gateway(settings, detach=False)
     try:
-        manifest = load(minilm_pipeline, verify=False)
+        manifest = load(pipeline, verify=False)
         client = GatewayClient.from_state(state)
         start_nodes(client, state, manifest, {"a": NodeSettings(), "b": NodeSettings()})
         lifecycle.deploy_pipeline(client, manifest, lifecycle.DeploymentSettings())
@@ -136,7 +151,7 @@ def test_the_whole_pipeline_moves_to_another_node_and_no_request_notices(running
     with running.asking() as statuses:
         moved = running.move(running.all_at({"b": 1}))
     assert set(statuses) == {200}
-    weights = sum(file.bytes for name, file in running.manifest.files.items() if name.startswith("weights/"))
+    weights = running.weight_bytes
     assert (moved.plan.nbytes("peer"), moved.plan.nbytes("disk"), moved.released_bytes) == (weights, 0, weights)
     assert {tuple(running.nodes_of(name)) for name in running.functions()} == {("b",)}
     assert running.managers.held("a")["held"] == {}
@@ -153,7 +168,7 @@ def during_the_copy(running: Running, act: Callable[[], object]) -> None:
 
 
 def test_a_manager_killed_in_mid_move_is_started_again_and_goes_on(running: Running) -> None:
-    running.new_manager("b", SLOW)
+    running.new_manager("b", running.slow)
     with running.asking() as statuses, ThreadPoolExecutor(1) as pool:
         pid = running.manager_pid("b")
         moving = pool.submit(running.move, running.all_at({"a": 1, "b": 1}))
@@ -168,7 +183,7 @@ def test_a_node_that_goes_in_mid_move_leaves_everything_as_it_was(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Managers.__init__, "__defaults__", (2.0,))  # nobody starts the lost manager again
-    running.new_manager("b", SLOW)
+    running.new_manager("b", running.slow)
     with running.asking() as statuses, ThreadPoolExecutor(1) as pool:
         pid = running.manager_pid("b")
         moving = pool.submit(running.move, running.all_at({"b": 1}))
@@ -181,7 +196,7 @@ def test_a_node_that_goes_in_mid_move_leaves_everything_as_it_was(
 
 
 def test_a_peer_that_goes_in_mid_move_is_replaced_by_the_disk(running: Running) -> None:
-    running.new_manager("b", SLOW)
+    running.new_manager("b", running.slow)
     try:
         with running.asking() as statuses, ThreadPoolExecutor(1) as pool:
             pid = running.manager_pid("a")
@@ -205,12 +220,12 @@ def test_a_move_that_was_broken_off_is_finished_or_taken_back(running: Running, 
     result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert running.nodes_of(FUNCTION) == nodes
-    assert running.nodes_of("minilm-expert-0-1") == ["a"]
+    assert running.nodes_of("tiny-expert-0-1") == ["a"]
     assert Journal(running.state).read(name) is None
 
 
 def test_a_dry_run_prints_what_would_move_and_moves_nothing(running: Running) -> None:
-    arguments = ["migrate", "minilm", "--to", "a=1,b=1", "--only", "*-expert-0-*", "--dry-run", "--json"]
+    arguments = ["migrate", "tiny", "--to", "a=1,b=1", "--only", "*-expert-0-*", "--dry-run", "--json"]
     result = CliRunner().invoke(cli, [*arguments, "--state", str(running.state)], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     reported = json.loads(result.output)

@@ -1,8 +1,10 @@
-"""The wheel in an environment of its own: ``smoe demo`` runs, and no file of the source tree is read."""
+"""The wheel in an environment of its own, as a newcomer has it: the main job scales experts, by themselves and for a
+reason, and no file of the source tree is read."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import sysconfig
@@ -58,12 +60,19 @@ def _done(command: list[str], folder: Path, timeout_s: float = 600) -> str:
     return ended.stdout
 
 
-def test_demo_runs_from_the_wheel_alone(installed: tuple[Path, Path], tmp_path: Path) -> None:
+@pytest.mark.timeout(900)
+def test_the_main_job_scales_experts_one_by_one_and_says_why(installed: tuple[Path, Path], tmp_path: Path) -> None:
     programs, opened = installed
-    printed = _done([str(programs / "smoe"), "demo", "--seconds", "10"], tmp_path)
-    assert "equal the whole model's" in printed
+    printed = _done([str(programs / "smoe"), "demo", "--seconds", "25"], tmp_path)
+    assert "equal the whole model's" in printed and "experts were scaled" in printed
     numbers = json.loads((tmp_path / "smoe-demo" / "report.json").read_text())
     assert numbers["requests"]["ok"] > 0
+    assert numbers["replicas"]["experts_scaled"] >= 2
+    assert numbers["replicas"]["different_at_once"] >= 2
+    assert any("asks for" in reason for reason in numbers["actions"]["by_reason"])
+    assert numbers["replicas"]["least"] == 32, "a run begins with what is deployed, a replica of each function"
+    windows = re.findall(r"^t=\d+s .*expert_replicas=(\d+)", printed, re.MULTILINE)
+    assert windows and windows[0] == "24", "each window has a line, with the replicas of then"
     assert (tmp_path / "smoe-demo" / "report.html").stat().st_size > 10_000
     assert not opened.exists(), opened.read_text()
 

@@ -22,6 +22,12 @@ from tests.unit.moe import tiny
 
 VOCABULARY = 300
 END = 256
+TWO = {"num_hidden_layers": 2}
+FEWER: dict[str, dict[str, int]] = {
+    "mixtral": {**TWO, "num_local_experts": 3},
+    **dict.fromkeys(("olmoe", "granitemoe", "phimoe", "gpt_oss", "llama", "mistral", "qwen2", "qwen3"), TWO),
+}
+"""Many workers are started of each, and nothing here hangs on how many layers and experts there are."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -41,7 +47,7 @@ def pipeline_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
         if family not in made:
             root = tmp_path_factory.mktemp(family)
             with patch.dict(tiny.BERT, vocab_size=VOCABULARY):
-                model = tiny.build(family, vocab_size=VOCABULARY)
+                model = tiny.build(family, vocab_size=VOCABULARY, **FEWER.get(family, {}))
             checkpoint = tiny.store(model, root / "checkpoint")
             byte_tokenizer(END).save(str(checkpoint / "tokenizer.json"))
             native = family in tiny.NATIVE

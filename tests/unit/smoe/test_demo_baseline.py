@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from gateway.client.client import GatewayClient
 from smoe.commands import demo
+from smoe.load import Capacity
 from smoe.report import kept
 from smoe.scaled_replay import ScaledReplay
 from traces.model import Trace
@@ -66,11 +68,24 @@ def test_what_is_answered_as_deployed_is_measured_whatever_rate_is_asked_for(
 ) -> None:
     """Runs at a given rate begin as others do: functions warm, and their work under load known to the ingress."""
     measured: list[int] = []
-    monkeypatch.setattr(demo, "capacity_rps", lambda calls: measured.append(len(calls)) or 10.0)
+    monkeypatch.setattr(demo, "measure_capacity", lambda calls, _: measured.append(len(calls)) or Capacity(10.0, 1e-3))
     even = Trace(arrival_s=np.arange(0.0, 3600.0), duration_s=3600.0, source="even", sha256="")
     settings = demo.RunSettings(pipeline="minilm", state=tmp_path, data=None, mean_rps=given)
     said = StringIO()
-    manifest: Any = type("Named", (), {"name": "minilm"})
-    rate = demo._overload(None, manifest, settings, even, ["a", "b"], Console(file=said, width=200))  # type: ignore[arg-type]
+    rate = demo._overload([lambda: None] * 2, lambda: 0.0, settings, even, Console(file=said, width=200))
     assert rate == pytest.approx(expected, rel=0.01) and measured == [2]
     assert f"ask for {1.6 * expected / 16:.2g} times that" in said.getvalue()
+    assert ("no overload" in said.getvalue()) == (expected < 10)
+
+
+def test_cores_that_are_busy_as_deployed_bound_the_rate_and_the_run_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cores = len(os.sched_getaffinity(0))
+    monkeypatch.setattr(demo, "measure_capacity", lambda *_: Capacity(10.0, cores / 12))
+    even = Trace(arrival_s=np.arange(0.0, 3600.0), duration_s=3600.0, source="even", sha256="")
+    settings = demo.RunSettings(pipeline="minilm", state=tmp_path, data=None)
+    said = StringIO()
+    rate = demo._overload([], lambda: 0.0, settings, even, Console(file=said, width=200))
+    assert rate == pytest.approx(9.0, rel=0.01)  # three quarters of 12
+    assert "no overload" in said.getvalue() and "--cpu-scale" in said.getvalue()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smoe.errors import SmoeError
-from smoe.load import BUSY_S, OVERLOAD, busiest_over_mean, capacity_rps, in_length_and_rate, overloading_rps
+from smoe.load import BUSY_S, OVERLOAD, Capacity, busiest_over_mean, in_length_and_rate, mean_rps_of, measure_capacity
 from tests.parameters import examples
 from traces.model import make_trace
 
@@ -32,7 +32,8 @@ def test_the_busiest_seconds_of_the_replay_ask_for_more_than_the_capacity(capaci
     minutes = rng.gamma(0.5, 60.0, size=60)
     times = [60 * at + 60 * rng.random(rng.poisson(rate)) for at, rate in enumerate(minutes)]
     hour = make_trace(np.sort(np.concatenate(times)), duration_s=HOUR_S, source="drawn")
-    replayed = in_length_and_rate(hour, 120.0, overloading_rps(hour, 120.0, capacity), seed=0)
+    asked_for_rps = Capacity(capacity, 0.01).overload_rps(64)
+    replayed = in_length_and_rate(hour, 120.0, mean_rps_of(hour, 120.0, asked_for_rps), seed=0)
     assert replayed.duration_s == pytest.approx(120.0)
     busiest_rps = busiest_over_mean(replayed, 120.0) * replayed.mean_rps
     assert busiest_rps == pytest.approx(OVERLOAD * capacity, rel=0.25)
@@ -46,7 +47,22 @@ def test_capacity_is_what_the_slowest_part_lets_through() -> None:
         free_s[0] = max(now_s, free_s[0]) + period_s
         time.sleep(free_s[0] - now_s)
 
-    assert 0 < capacity_rps([call] * 4, 0.1, 0.4) <= 1.1 / period_s
+    spent_s = iter([3.0, 4.0])
+    measured = measure_capacity([call] * 4, lambda: next(spent_s), 0.1, 0.4)
+    assert 0 < measured.rps <= 1.1 / period_s
+    assert measured.cpu_s == pytest.approx(1 / (0.4 * measured.rps))
+
+
+@pytest.mark.parametrize(
+    ("cpu_s", "expected"),
+    [
+        pytest.param(0.05, 16.0, id="room"),
+        pytest.param(0.1, 15.0, id="cores are short"),
+        pytest.param(0.0, 16.0, id="free"),
+    ],
+)
+def test_the_busiest_seconds_ask_for_no_more_than_most_of_what_the_cores_can_do(cpu_s: float, expected: float) -> None:
+    assert Capacity(10.0, cpu_s).overload_rps(2) == pytest.approx(expected)
 
 
 def test_a_refused_prompt_ends_the_measurement_with_what_was_said() -> None:
@@ -54,12 +70,12 @@ def test_a_refused_prompt_ends_the_measurement_with_what_was_said() -> None:
         raise SmoeError("no replica")
 
     with pytest.raises(SmoeError, match="no replica"):
-        capacity_rps([refused, lambda: time.sleep(0.01)], 0.0, 30.0)
+        measure_capacity([refused, lambda: time.sleep(0.01)], lambda: 0.0, 0.0, 30.0)
 
 
 def test_nothing_answered_asks_for_a_rate() -> None:
     with pytest.raises(SmoeError, match="--mean-rps"):
-        capacity_rps([lambda: time.sleep(0.05)], 0.0, 0.01)
+        measure_capacity([lambda: time.sleep(0.05)], lambda: 0.0, 0.0, 0.01)
 
 
 def test_a_rate_that_leaves_no_request_is_refused() -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from moe.manifest import Manifest, load
-from smoe.commands.demo import SEGMENT_CORES, SLO_FACTOR
+from smoe.commands.demo import SEGMENT_CORES, SLO_FACTOR, RunSettings
 from smoe.slo import CALL_S, FLOPS_PER_S, ROUND_MS, TPOT_TIMES, TTFT_TIMES, known_pass_s, round_slo_s, token_targets_ms
 
-CPU_SCALE = 0.015
+CPU_SCALE = RunSettings.cpu_scale
 
 
 @pytest.fixture(scope="module")
@@ -19,10 +19,12 @@ def manifest(minilm_pipeline: Path) -> Manifest:
     return load(minilm_pipeline, verify=False)
 
 
-@pytest.mark.parametrize("tokens", [20.0, 33.4, 45.0])
-def test_the_default_run_has_an_slo_of_one_second_whatever_the_prompts(manifest: Manifest, tokens: float) -> None:
+@pytest.mark.parametrize("tokens", [25.0, 33.4, 45.0])
+def test_the_default_run_has_an_slo_of_a_second_and_a_half_whatever_the_prompts(
+    manifest: Manifest, tokens: float
+) -> None:
     pass_s = known_pass_s(manifest, tokens, SEGMENT_CORES * CPU_SCALE, CPU_SCALE)
-    assert round_slo_s(SLO_FACTOR * pass_s) == 1.0
+    assert round_slo_s(SLO_FACTOR * pass_s) == 1.5
 
 
 def test_a_pass_is_the_work_of_its_segments_and_of_one_expert_a_layer(manifest: Manifest) -> None:
@@ -46,7 +48,7 @@ def test_a_call_uses_one_core_at_most(manifest: Manifest) -> None:
     assert known_pass_s(manifest, 20.0, 6.0, 6.0) == known_pass_s(manifest, 20.0, 1.0, 1.0)
 
 
-@pytest.mark.parametrize(("least_s", "slo_s"), [(0.6, 1.0), (1.0, 1.0), (1.01, 2.5), (99.0, 99.0)])
+@pytest.mark.parametrize(("least_s", "slo_s"), [(0.6, 1.0), (1.0, 1.0), (1.01, 1.5), (1.51, 2.5), (99.0, 99.0)])
 def test_an_slo_is_a_round_number_or_what_was_asked_for_beyond_them(least_s: float, slo_s: float) -> None:
     assert round_slo_s(least_s) == slo_s
 

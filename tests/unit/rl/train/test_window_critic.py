@@ -71,9 +71,9 @@ def test_it_learns_how_long_a_window_takes() -> None:
     learner = LearnerSettings(gamma=0.0)
     critic, buffer = WindowCritic(world.networks(), learner), filled(60)
     samples = buffer.stack(world.NAME, buffer.rings[world.NAME])
-    optimizer = torch.optim.Adam(critic.parameters(), 3e-3)
+    optimizer = torch.optim.Adam(critic.parameters(), 6e-3)
     off = []
-    for _ in range(300):
+    for _ in range(100):
         loss, named = critic.loss(samples, torch.zeros(60))
         optimizer.zero_grad()
         loss.backward()
@@ -95,8 +95,8 @@ def test_it_learns_what_a_change_does_where_nothing_else_can_be_known() -> None:
             branches.append(BranchStep(executed, step.rewards, noise * (3.0 if resource == 0 else 1.0)))
         buffer.add(replace(step, executed=branches[1].executed, p95=noise, branches=tuple(branches)))
     critic = WindowCritic(world.networks(), LearnerSettings())
-    optimizer = torch.optim.Adam(critic.parameters(), 3e-3)
-    for draw in range(250):
+    optimizer = torch.optim.Adam(critic.parameters(), 6e-3)
+    for draw in range(125):
         loss, _ = critic.loss(buffer.sample(32, draw=draw), torch.zeros(32))
         optimizer.zero_grad()
         loss.backward()
