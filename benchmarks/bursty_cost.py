@@ -269,6 +269,7 @@ def main(
             show(name, number)
             tried[name] = judge(name, workload, [hour for hour, _, _ in tuning], activation, *setting)
         steady = best([outcome for name, outcome in tried.items() if name not in rules])
+        # Costs compare only at equal violations: the rule has to be over in no more windows than the constant.
         quick = best([tried[name] for name in rules], steady.over)
         table = [row_of("validation", outcome) for outcome in tried.values()]
         columns: dict[str, list[Outcome]] = {name: [] for name in COLUMNS}
@@ -276,6 +277,7 @@ def main(
         for number, (hour, work, source) in enumerate(hours_of("test", hours), 1):
             show(f"test: {source}", len(tried) + number - 1)
             every = {name: judge(name, workload, [hour], activation, *settings[name]) for name in (*rules, steady.name)}
+            # Both with hindsight: what any setting of either could have reached in this very hour.
             ideal = best([every[name] for name in rules])
             cheapest, holds = in_hindsight(workload, hour, work, ideal.over, activation)
             unheld += not holds

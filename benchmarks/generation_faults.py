@@ -192,7 +192,7 @@ def measure(
     """All figures."""
     texts = expected(folder, TEXTS, LONGEST, TOKENS, seed)
     deployment = DeploymentSettings(
-        min_replicas=2,
+        min_replicas=2,  # of every expert, so that a call whose worker dies has another to go to
         instances=instances,
         schedule=schedule,
         profiles=str(folder / "profiles"),
@@ -217,6 +217,7 @@ def measure(
                     killed[alive[pid]] += 1
             time.sleep(max(0.0, from_s + minutes * 60 - time.monotonic()))
             until_s = time.monotonic()
+        # Not less than at first: else what was killed has left something behind (workers, pages, open calls).
         again_per_s = most_per_s(served, texts, 10 * min(1.0, calm))
     before, under_fire = summary(clients.streams, calm_from_s, from_s), summary(clients.streams, from_s, until_s)
     written = [one["tokens_per_s"] / max(one["tokens_asked_per_s"], 1e-9) for one in (before, under_fire)]

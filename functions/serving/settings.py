@@ -140,6 +140,7 @@ def from_environment(environ: Mapping[str, str], *, later: bool = False) -> Func
     address = name if "://" in name else None
     if not folder.is_absolute():
         folder = Path(environ.get("smoe_pipelines_dir", ".")) / folder
+    # A folder that another container fills first, or a pipeline that managers send, is looked at when it is there.
     if address is None and not later and not (folder / "pipeline.json").is_file():
         raise SettingsError(f"smoe_pipeline is {name!r}, but {folder / 'pipeline.json'} does not exist")
     nodes = tuple(node.strip() for node in environ.get("smoe_nodes", "").split(",") if node.strip())

@@ -150,6 +150,7 @@ class Encoder:
         mean, peak = history.node_load()
         layer = dict(zip(_LAYER, by_layer[self._layer_of].T, strict=True))
         siblings = raw[:, at["siblings"]]
+        # Entropy is over that of even shares, log n; an expert alone in its layer (log 1 = 0) counts as even below.
         even = np.log(np.where(siblings > 1, siblings, np.e))
         flops_s = tokens_s / np.maximum([node.flops_per_token for node in self._nodes], 1)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -178,7 +179,7 @@ class Encoder:
                 "load_peak_5": peak * slots_s,
                 "token_share": value["token_share"] * siblings,
                 "request_share": value["request_share"] * siblings,
-                "entropy": np.where(
+                "entropy": np.where(  # 0 × keeps "not known" (NaN) where there is one expert
                     siblings > 1, layer["token_routing_entropy"] / even, 1.0 + 0 * layer["token_routing_entropy"]
                 ),
                 "straggler": value["straggler_ratio"],
@@ -188,6 +189,7 @@ class Encoder:
             }
         for name, column in columns.items():
             raw[:, at[name]] = column
+        # Everything else may be NaN; a flag is set below, where its number is.
         raw[:, [place for name, place in at.items() if name.endswith("_unknown")]] = 0.0
         return raw
 

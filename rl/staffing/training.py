@@ -234,11 +234,11 @@ def train(
     model = StaffingDDPG(
         StaffingPolicy,
         envs,
-        learning_rate=settings.critic_rate,
+        learning_rate=settings.critic_rate,  # of both optimizers; the actor's own is set below
         buffer_size=settings.buffer,
-        learning_starts=0,
+        learning_starts=0,  # the warm start fills the replay before
         batch_size=settings.batch,
-        gamma=0.0,
+        gamma=0.0,  # a window's outcome is all that its action is judged by (decision 18)
         train_freq=1,
         gradient_steps=settings.updates,
         action_noise=SharedNoise(layers, width, settings.noise, settings.seed),

@@ -165,7 +165,8 @@ class Namespaces:
         self._made += 1
         asking = self._asking(f"smoe-test-{self._run}-{self._made}")
         try:
-            asking.make_namespace({RUN: self._run})
+            with uninterrupted():
+                asking.make_namespace({RUN: self._run})
             self._kubelets.append(Kubelet(asking))
             yield self._asking(asking.namespace)
         finally:
@@ -202,6 +203,23 @@ class Namespaces:
 
     def _asking(self, namespace: str) -> Asking:
         return Asking(self._api, namespace)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """SIGINT and SIGTERM are answered after the block, by KeyboardInterrupt: of two calls that cross, one to make and,
+    as that was broken off, one to remove, the second may be served first."""
+    came: list[int] = []
+    before = {
+        number: signal.signal(number, lambda one, _: came.append(one)) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        raise KeyboardInterrupt
 
 
 @contextmanager

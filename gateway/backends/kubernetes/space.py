@@ -71,6 +71,7 @@ class Space:
         self._levels: Mapping[str, int] = {}
         """Function → standbys that are to be activated."""
         self._activated: dict[str, ActivatedTime] = {}
+        # Of this process and no other: notes on pods tell gateways' own orders from those of their neighbours.
         self._gateway = uuid.uuid4().hex
         self._lowered = standbys.Lowered(self._gateway, settings.standby_held_s, settings.standby_others_s)
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -83,7 +84,7 @@ class Space:
         self.deployments = Informer(api, self._deployments_path, selector, settings, changed_function)
         self._pods = Informer(api, self._pods_path, selector, settings, self._pods_changed)
         self._slices = Informer(api, slices, selector, settings, changed_function)
-        self._secret_names = Informer(
+        self._secret_names = Informer(  # names are all it needs: no value of a secret is held in memory
             api, f"{core}/{space}/secrets", SELECTOR, settings, changed_function, metadata_only=True
         )
         self._secrets = Secrets(api, space)
