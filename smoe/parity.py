@@ -21,6 +21,7 @@ import torch
 from gateway.client.client import GatewayClient
 from gateway.client.errors import GatewayRefusedError
 from moe.reference import WholeModel
+from moe.threads import computing_threads
 
 ROUNDS = 5
 """Rounds that are measured."""
@@ -55,13 +56,9 @@ class Parity:
 
 def compare_with_whole_model(client: GatewayClient, name: str, directory: Path, texts: Sequence[str]) -> Parity:
     """Send ``texts`` one at a time and compare embeddings. Raises GatewayRefusedError when one is refused."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with computing_threads(1):
         whole = WholeModel(directory)
         return compare(lambda text: _embedding(client, name, text), lambda text: whole.embed([text])[0], texts)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def compare(

@@ -21,6 +21,7 @@ from moe.distil.texts import SYSTEM
 from moe.distil.train import Recipe
 from moe.errors import CheckpointError, MoeError
 from moe.preset import ADAPTERS, minilm_folder, smollm2_file
+from moe.threads import computing_threads
 
 ENCODER, DECODER = Recipe(), DecoderRecipe()
 INSTALLED = {"minilm": minilm_folder, "smollm2": smollm2_file}
@@ -77,19 +78,19 @@ def distil(
         if out is None and source not in INSTALLED:
             raise click.UsageError("--out is needed: only a preset has an adapter of its own.")
         place = ADAPTERS / f"{source}.safetensors" if out is None else out
-        with progress_bar() as (stage, progress):
+        with computing_threads(threads), progress_bar() as (stage, progress):
             kind = open_source(path).config.get("model_type")
             if kind == "bert":
                 if given.keys() & {"layers", "at", "rounds", "joint"}:
                     raise click.UsageError("--layers, --at, --rounds and --joint belong to decoders.")
                 recipe = replace(ENCODER, **given, seed=seed)
                 report = run.distil(
-                    path, place, recipe, texts, system, threads=threads, stage=stage,
+                    path, place, recipe, texts, system, stage=stage,
                     progress=lambda step: progress(step.done, f"cosine {step.cosine:.3f}"),
                 )  # fmt: skip
             elif kind in ("llama", "mistral", "qwen2", "qwen3"):
                 report = decode.distil_decoder(
-                    path, place, replace(DECODER, **given, seed=seed), texts, system, threads=threads, stage=stage,
+                    path, place, replace(DECODER, **given, seed=seed), texts, system, stage=stage,
                     progress=lambda step: progress(step.done, f"loss {step.loss:.4f}"),
                 )  # fmt: skip
             else:

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -45,7 +44,6 @@ def distil_decoder(
     texts: Path | None = None,
     system: Path = SYSTEM,
     *,
-    threads: int = 1,
     stage: Callable[[str], None] = lambda name: None,
     progress: Callable[[LayerStep], None] = lambda step: None,
 ) -> dict[str, Any]:
@@ -53,7 +51,6 @@ def distil_decoder(
 
     Returns the adapter's metadata with its size in ``bytes``. Raises CheckpointError, TextError.
     """
-    torch.set_num_threads(threads)
     stage("texts")
     dense, tokenizer, digest = opened(source)
     if recipe.at and not set(recipe.at) <= set(range(len(dense.blocks))):

@@ -9,7 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from tokenizers import Tokenizer
 
 from moe.checkpoints.bert import BertReader
@@ -49,7 +48,6 @@ def distil(
     texts: Path | None = None,
     system: Path = SYSTEM,
     *,
-    threads: int = 2,
     stage: Callable[[str], None] = lambda name: None,
     progress: Callable[[Step], None] | None = None,
 ) -> dict[str, Any]:
@@ -60,7 +58,6 @@ def distil(
     folder = source if source is not None else minilm_folder()
     if not recipe.top_k <= recipe.experts:
         raise CheckpointError(f"top-k {recipe.top_k} is more than the {recipe.experts} experts of a layer.")
-    torch.set_num_threads(threads)
     stage("texts")
     chosen, counts = training_texts(texts, system, recipe.seed)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -71,7 +71,7 @@ class Space:
         self._levels: Mapping[str, int] = {}
         """Function → standbys that are to be activated."""
         self._activated: dict[str, ActivatedTime] = {}
-        # Of this process and no other: notes on pods tell gateways' own orders from those of their neighbours.
+        # Of this process and no other: by it, notes on pods are known for this gateway's own orders.
         self._gateway = uuid.uuid4().hex
         self._lowered = standbys.Lowered(self._gateway, settings.standby_held_s, settings.standby_others_s)
         self._timers: dict[str, asyncio.TimerHandle] = {}

@@ -7,9 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 from moe.reference import WholeModel
+from moe.threads import computing_threads
 
 WARM, CALLS = 10, 30
 TEXT = (
@@ -27,14 +26,10 @@ def whole_model_s(directory: Path, tokens: int, clock: Callable[[], float] = tim
     model = WholeModel(directory)
     task = model.embed_ids if model.manifest.task == "embedding" else model.logits_ids
     ids = model.tokenizer.encode_all([TEXT * (1 + tokens // 8)])[0][:tokens]
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with computing_threads(1):
         spans_s = []
         for _ in range(WARM + CALLS):
             begun_s = clock()
             task([ids])
             spans_s.append(clock() - begun_s)
-    finally:
-        torch.set_num_threads(threads)
     return statistics.median(spans_s[WARM:])

@@ -10,13 +10,13 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-import torch
 
 from functions.serving.server import FunctionServer, ServerSettings
 from functions.wire.messages import Reply, Request
 from moe.preset import byte_tokenizer
 from moe.reference import WholeModel
 from moe.split import split
+from moe.threads import computing_threads
 from tests.unit.functions.decoder_bench import tiny_decoder
 from tests.unit.moe import tiny
 
@@ -32,10 +32,8 @@ FEWER: dict[str, dict[str, int]] = {
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with computing_threads(1):
+        yield
 
 
 @pytest.fixture(scope="session")

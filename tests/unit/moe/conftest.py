@@ -12,15 +12,21 @@ import torch
 
 from moe.reference import WholeModel
 from moe.split import split
+from moe.threads import computing_threads
 from tests.unit.moe import tiny
 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    with computing_threads(1):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def one_thread_afterwards() -> Iterator[None]:
+    """What a test leaves behind is what all others of its process compute with."""
     yield
-    torch.set_num_threads(before)
+    assert torch.get_num_threads() == 1
 
 
 @dataclass(frozen=True)
