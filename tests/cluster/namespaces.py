@@ -208,7 +208,10 @@ class Namespaces:
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """SIGINT and SIGTERM are answered after the block, by KeyboardInterrupt: of two calls that cross, one to make and,
-    as that was broken off, one to remove, the second may be served first."""
+    as that was broken off, one to remove, the second may be served first. Other threads are not interrupted."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     came: list[int] = []
     before = {
         number: signal.signal(number, lambda one, _: came.append(one)) for number in (signal.SIGINT, signal.SIGTERM)

@@ -55,6 +55,7 @@ def reads(double: Running) -> list[str]:
 def test_a_tick_that_changes_nothing_asks_nothing(double: Running, following: KubernetesPlatform) -> None:
     assert following.configurations() == {F: configuration()}
     following.keep()
+    until(lambda: reads(double).count("watch") == 2)  # of Deployments and pods; they begin after what is listed
     before = double.do(lambda: len(double.api.calls))
     for _ in range(5):
         following.configurations()
