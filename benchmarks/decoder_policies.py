@@ -349,8 +349,10 @@ def draw(results: Sequence[Mapping[str, Any]], to: Path) -> None:
             for name, cost, kept in held:
                 count = name.removeprefix("constant-")
                 panel.annotate(count, (cost, kept), (-3, 6), textcoords="offset points", ha="right", color="dimgrey")
-            for (name, one), marker in zip(firsts[len(held) :], "s^vDPX*", strict=False):
-                panel.plot(one["cost"], 100 * one["goodput"], marker, markersize=8, label=name, fillstyle="none")
+            for name, one in firsts[len(held) :]:
+                place = NAMES.index(name)
+                look = {"marker": "s^vDPX*"[place], "color": f"C{place}", "fillstyle": "none", "linestyle": ""}
+                panel.plot(one["cost"], 100 * one["goodput"], markersize=8, label=name, **look)
             panel.set(xscale="log", xlabel="USD in the hour (log)", title=f"{result['load']}, simulated")
             panel.minorticks_off()
             panel.set_xticks(DOLLARS, [f"{dollars:g}" for dollars in DOLLARS])
