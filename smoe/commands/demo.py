@@ -71,6 +71,8 @@ class RunSettings(Checked):
     """hpa: replicas of each function by CPU and calls in flight; smoe: the learnt policy sizes experts."""
     plan: Annotated[Path | None, Flag(file=True)] = None
     """static: stored configurations (docs/policies.md) that it holds."""
+    profile: Annotated[Path | None, Flag(file=True)] = None
+    """staffing: what the functions of a pipeline of your own cost, measured by `smoe lab profile`."""
     baseline: Annotated[bool, Flag("--baseline/--no-baseline")] = True
     """Replay as deployed first, without scaling, and compare; or do not."""
     seconds: Annotated[float, Field(ge=10, le=86400)] = 120.0
@@ -154,7 +156,10 @@ def _run(settings: RunSettings) -> None:
         slo_s = settings.slo_ms / 1000 if settings.slo_ms else default_slo_s(settings, manifest, directory, texts)
         console.print(_plan_line(settings, trace, chosen.source, slo_s, parity))
         # The learnt policy has to know what a configured core is here; others need nothing.
-        policy_settings = {"cpu_scale": settings.cpu_scale} if settings.policy in ("smoe", "staffing") else {}
+        plans = settings.policy in ("smoe", "staffing")
+        policy_settings: dict[str, Any] = {"cpu_scale": settings.cpu_scale} if plans else {}
+        if settings.profile is not None:
+            policy_settings["profile"] = str(settings.profile)
         scaled = ScaledReplay(
             manifest.name, directory, settings.state, settings.out, trace, texts, slo_s, settings.policy,
             policy_settings, settings.interval_s, settings.max_replicas, settings.seed, plan=settings.plan,
