@@ -34,10 +34,8 @@ def build_controller(settings: ControllerSettings, platform: Platform | None = N
     ``platform``: what orders go to, by default the gateway of the settings.
     Raises SettingsError, ``moe.errors.ManifestError`` and ``moe.errors.GroupingError``.
     """
-    topology = load_topology(settings.manifest_dir, settings.max_functions)
-    prices = load_prices(settings.prices or DEFAULT_SHEET)
-    limits = _limits(settings, topology.dtype)
-    making = Making(settings, topology, limits, prices)
+    making = _making(settings)
+    topology, limits, prices = making.topology, making.limits, making.prices
     policy = make_policy(making)
     watch = _watch(settings)
     if watch is not None:
@@ -71,6 +69,16 @@ def build_controller(settings: ControllerSettings, platform: Platform | None = N
         orders_at_once=ORDERS_AT_ONCE if settings.platform == "kubernetes" else 1,
     )
     return controller, window_s
+
+
+def check_policy(settings: ControllerSettings) -> None:
+    """Make the policy and leave it: raises what :func:`build_controller` would, before anything has been started."""
+    make_policy(_making(settings))
+
+
+def _making(settings: ControllerSettings) -> Making:
+    topology = load_topology(settings.manifest_dir, settings.max_functions)
+    return Making(settings, topology, _limits(settings, topology.dtype), load_prices(settings.prices or DEFAULT_SHEET))
 
 
 def _watch(settings: ControllerSettings) -> FallbackSettings | None:

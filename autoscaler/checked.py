@@ -72,7 +72,7 @@ class Checked:
             raise self.error(_sentence(type(self), error)) from None
         for key, holds, allowed in self.rules():
             if not holds:
-                raise self.error(f"{_start(type(self))}{key} is {values[key]!r}; allowed is {allowed}")
+                raise self.error(f"{_start(type(self))}{key} is {_shown(values[key])}; allowed is {allowed}")
 
     def as_json(self) -> dict[str, Any]:
         """As JSON gives the settings back: lists for tuples, text for paths."""
@@ -82,6 +82,10 @@ class Checked:
     def rules(self) -> Iterable[Rule]:
         """What no annotation can state, such as rules between settings."""
         return ()
+
+
+def _shown(value: object) -> str:
+    return str(value) if isinstance(value, Path) else repr(value)
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:

@@ -6,9 +6,9 @@ import asyncio
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,31 @@ from traces.results import CsvSink
 
 BEFORE_S = 10.0
 """A controller is there before its load: what it orders without any has this long to come about."""
+
+
+def policy_part(
+    directory: Path,
+    policy: str,
+    policy_settings: Mapping[str, Any],
+    plan: Path | None,
+    interval_s: float,
+    slo_s: float,
+    max_replicas: int,
+    gateway_url: str = "http://127.0.0.1:8080",
+) -> ControllerSettings:
+    """The controller's settings as far as a policy hangs on them: with another gateway they are the same policy's."""
+    return ControllerSettings(
+        gateway_url=gateway_url,
+        manifest_dir=directory,
+        policy=policy,
+        plan=plan,
+        policy_settings=with_hpa(policy, policy_settings, hpa_of_windows(interval_s)),
+        space=ConfigurationSpace(gpu_shares=()),
+        interval_s=interval_s,
+        window_s=interval_s,
+        slo_s=slo_s,
+        max_replicas=max_replicas,
+    )
 
 
 @dataclass(frozen=True)
@@ -58,23 +83,17 @@ class ScaledReplay:
         """Replay in this thread, the controller in another; both feed the view. Ctrl-C ends the replay, not the
         report."""
         controller, window_s = build_controller(
-            ControllerSettings(
-                gateway_url=client.url,
-                manifest_dir=self.directory,
+            replace(
+                policy_part(
+                    self.directory, self.policy, self.policy_settings, self.plan, self.interval_s, self.slo_s,
+                    self.max_replicas, client.url,
+                ),
                 password=read_password(self.state),
-                policy=self.policy,
-                plan=self.plan,
-                policy_settings=with_hpa(self.policy, self.policy_settings, hpa_of_windows(self.interval_s)),
-                space=ConfigurationSpace(gpu_shares=()),
-                interval_s=self.interval_s,
-                window_s=self.interval_s,
                 prometheus_url=self.prometheus_url,
-                slo_s=self.slo_s,
                 log_dir=self.out / "log",
                 view_dir=self.state / "view",
-                max_replicas=self.max_replicas,
             )
-        )
+        )  # fmt: skip
         builder = ViewBuilder(self.pipeline, self.policy, time.time(), self.slo_s, controller.prices.currency)
         stop = threading.Event()
         url = f"{client.url}/function/{self.pipeline}"

@@ -10,7 +10,7 @@ import platform
 import signal
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +22,9 @@ import psutil
 from pydantic import Field
 from rich.console import Console
 
-from autoscaler.checked import Checked, Flag
+from autoscaler.build import check_policy
+from autoscaler.checked import Checked, Flag, Rule
+from autoscaler.errors import SettingsError
 from autoscaler.options import options_of
 from gateway.client.client import GatewayClient
 from moe.manifest import Manifest
@@ -37,7 +39,7 @@ from smoe.parity import Parity, compare_with_whole_model, send
 from smoe.pipelines import ensure_pipeline
 from smoe.prometheus import SCRAPES_A_WINDOW, prometheus
 from smoe.report import ReportPaths, build, closing, kept, summary_of
-from smoe.scaled_replay import ScaledReplay
+from smoe.scaled_replay import ScaledReplay, policy_part
 from smoe.slo import known_pass_s, round_slo_s
 from traces import catalog, loading, prompts
 from traces.model import Trace
@@ -100,6 +102,23 @@ class RunSettings(Checked):
     seed: int = 0
     """Seed of all random choices."""
 
+    def rules(self) -> Iterable[Rule]:
+        return (
+            ("plan", self.plan is None or self.policy == "static", "for --policy static"),
+            ("profile", self.profile is None or self.plans, "for --policy staffing"),
+        )
+
+    @property
+    def plans(self) -> bool:
+        """Whether the policy plans with what a configured core is here."""
+        return self.policy in ("smoe", "staffing")
+
+    @property
+    def policy_settings(self) -> dict[str, Any]:
+        """Those that are not the policy's defaults."""
+        given: dict[str, Any] = {"cpu_scale": self.cpu_scale} if self.plans else {}
+        return given if self.profile is None else {**given, "profile": str(self.profile)}
+
 
 @click.command()
 @click.argument("pipeline", default="minilm")
@@ -132,9 +151,11 @@ def demo(seconds: float, out: Path) -> None:
 
 def _run(settings: RunSettings) -> None:
     console = Console()
+    _check_out(settings.out)
     hour, chosen = _hour(settings), _prompts(settings)
     gateway = lifecycle.GatewaySettings(settings.state, port=0, metrics_port=0, cpu_scale=settings.cpu_scale)
     directory, manifest = ensure_pipeline(settings.pipeline, gateway.pipelines)
+    _check_policy(settings, directory)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     begun_s = time.monotonic()
     process = lifecycle.start_gateway(gateway, detach=False)
@@ -155,14 +176,9 @@ def _run(settings: RunSettings) -> None:
         texts = chosen.choose(trace.requests, settings.seed)
         slo_s = settings.slo_ms / 1000 if settings.slo_ms else default_slo_s(settings, manifest, directory, texts)
         console.print(_plan_line(settings, trace, chosen.source, slo_s, parity))
-        # The learnt policy has to know what a configured core is here; others need nothing.
-        plans = settings.policy in ("smoe", "staffing")
-        policy_settings: dict[str, Any] = {"cpu_scale": settings.cpu_scale} if plans else {}
-        if settings.profile is not None:
-            policy_settings["profile"] = str(settings.profile)
         scaled = ScaledReplay(
             manifest.name, directory, settings.state, settings.out, trace, texts, slo_s, settings.policy,
-            policy_settings, settings.interval_s, settings.max_replicas, settings.seed, plan=settings.plan,
+            settings.policy_settings, settings.interval_s, settings.max_replicas, settings.seed, plan=settings.plan,
         )  # fmt: skip
         with _metrics(settings, client.url, console) as prometheus_url:
             scaled = replace(scaled, prometheus_url=prometheus_url)
@@ -223,6 +239,27 @@ def _hour(settings: RunSettings) -> Trace:
 def _prompts(settings: RunSettings) -> prompts.PromptSet:
     folder = catalog.data_folder(settings.data)
     return prompts.load_prompts(catalog.text_folder(folder), settings.max_words)
+
+
+def _check_out(out: Path) -> None:
+    """Raises SmoeError where a file is in the way of the folders that a run writes."""
+    for folder in (*reversed(out.parents), out, out / "log", out / "baseline"):
+        if folder.exists() and not folder.is_dir():
+            raise SmoeError(f"--out {out}: {folder} is a file; a folder is needed there")
+
+
+def _check_policy(settings: RunSettings, directory: Path) -> None:
+    """Raises SmoeError for what the policy cannot use, before a minute is spent on bringing the pipeline up."""
+    try:
+        check_policy(
+            policy_part(
+                directory, settings.policy, settings.policy_settings, settings.plan, settings.interval_s,
+                (settings.slo_ms or 1000.0) / 1000, settings.max_replicas,
+            )
+        )  # fmt: skip
+    except SettingsError as error:
+        hint = "; `smoe lab profile PIPELINE --out FILE` measures one for --profile" if settings.plans else ""
+        raise SmoeError(f"--policy {settings.policy}: {error}{hint}") from error
 
 
 def _overload(

@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
 from gateway.client.client import GatewayClient
+from smoe.cli import cli
 from smoe.commands import demo
 from smoe.load import Capacity
 from smoe.report import kept
@@ -60,6 +62,28 @@ def test_a_run_that_misses_the_slo_or_answers_nothing_fails_where_that_is_asked_
     latency_s: dict[str, float] | None, expected: bool
 ) -> None:
     assert kept({"requests": {"latency_s": latency_s}}, 0.5) is expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        pytest.param(["--out", "FILE/out"], "FILE is a file", id="a report's folder in a file"),
+        pytest.param(["--out", "."], "log is a file", id="a log that is a file"),
+        pytest.param(["--plan", "FILE"], "for --policy static", id="a plan that nobody holds"),
+        pytest.param(["--profile", "FILE"], "for --policy staffing", id="a profile that nobody plans with"),
+        pytest.param(["--policy", "static", "--plan", "FILE"], "cannot be read", id="a plan that is none"),
+        pytest.param(["--policy", "staffing", "--profile", "FILE"], "--profile", id="a profile that is none"),
+    ],
+)
+def test_what_a_run_cannot_use_is_refused_before_anything_is_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, minilm_pipeline: Path, settings: list[str], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo.lifecycle, "start_gateway", lambda *_, **__: pytest.fail("a gateway was started"))
+    for name in ("FILE", "log"):
+        (tmp_path / name).write_text("neither")
+    refused = CliRunner().invoke(cli, ["run", str(minilm_pipeline), "--state", str(tmp_path / "state"), *settings])
+    assert refused.exit_code == 1 and words in str(refused.exception) + refused.output
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, 16.0), (3.0, 3.0)], ids=["by capacity", "as asked for"])
