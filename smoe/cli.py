@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 
 import click
@@ -77,12 +79,12 @@ def main() -> None:
     except Exception as error:
         if not _is_ours(error):
             raise
-        click.echo(f"Error: {error}", err=True)
+        click.echo(f"Error: {_sentence(error)}", err=True)
         sys.exit(1)
 
 
 def _is_ours(error: Exception) -> bool:
-    """Errors that carry a sentence for people: those of our own trees, and files that are not there."""
+    """Errors that carry a sentence for people: those of our own trees, and those of the file system about a path."""
     rooms = (
         "smoe.",
         "moe.",
@@ -95,7 +97,19 @@ def _is_ours(error: Exception) -> bool:
         "evaluation.",
         "rl.",
     )
-    return type(error).__module__.startswith(rooms) or isinstance(error, FileNotFoundError | PermissionError)
+    return type(error).__module__.startswith(rooms) or _of_path(error)
+
+
+def _of_path(error: Exception) -> bool:
+    return isinstance(error, OSError) and (error.filename is not None or error.errno == errno.ENOSPC)
+
+
+def _sentence(error: Exception) -> str:
+    """A file system's error without its number: the path first, then what is wrong with it."""
+    if isinstance(error, OSError) and _of_path(error):
+        path = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        return f"{path}{(error.strerror or type(error).__name__).lower()}"
+    return str(error)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autoscaler.prices import money
+from smoe.durations import duration
 
 NAMES = {"up": "more replicas", "down": "fewer replicas", "limits": "other limits"}
 """Kinds of actions (:mod:`smoe.report.model`) as people say them."""
@@ -35,7 +36,7 @@ def verdict(numbers: Mapping[str, Any], slo_s: float) -> str:
     p95_s, replicas = latency["p95"], numbers["replicas"]
     parts = [
         f"{policy} {'kept' if kept(numbers, slo_s) else 'missed'} the SLO: "
-        f"P95 {_ms(p95_s)} of {_ms(slo_s)}{_at_cost(numbers)}.",
+        f"P95 {duration(p95_s)} of {duration(slo_s)}{_at_cost(numbers)}.",
         f"{replicas['experts_scaled']} experts were scaled, up to {replicas['different_at_once']} different numbers of "
         "replicas at once.",
     ]
@@ -43,7 +44,9 @@ def verdict(numbers: Mapping[str, Any], slo_s: float) -> str:
         over = baseline["p95_s"] > slo_s
         cost = baseline["provisioned_per_hour"]
         paid = "" if cost is None else f", at {money(cost, 'USD')} an hour"
-        parts.append(f"As deployed, without scaling, the same prompts had a P95 of {_ms(baseline['p95_s'])}{paid}: ")
+        parts.append(
+            f"As deployed, without scaling, the same prompts had a P95 of {duration(baseline['p95_s'])}{paid}: "
+        )
         parts[-1] += "missed." if over else "kept too, so nothing had to be scaled for it."
     return " ".join(parts)
 
@@ -68,20 +71,20 @@ def _latency(numbers: Mapping[str, Any], slo_s: float) -> str:
     requests = numbers["requests"]
     latency = requests["latency_s"]
     if latency is None:
-        return f"P95         nothing was answered; the SLO was {_ms(slo_s)}"
+        return f"P95         nothing was answered; the SLO was {duration(slo_s)}"
     over = latency["p95"] / slo_s - 1
     verdict = "MISSED" if over > 0 else "kept"
     part = f"{abs(over):.0%} {'above' if over > 0 else 'below'}"
     return (
-        f"P95         {_ms(latency['p95'])}, {part} the SLO of {_ms(slo_s)}: {verdict}; "
+        f"P95         {duration(latency['p95'])}, {part} the SLO of {duration(slo_s)}: {verdict}; "
         f"{requests['slo_attainment']:.1%} of all requests were answered within it "
-        f"(P50 {_ms(latency['p50'])}, P99 {_ms(latency['p99'])})"
+        f"(P50 {duration(latency['p50'])}, P99 {duration(latency['p99'])})"
     )
 
 
 def _windows(numbers: Mapping[str, Any]) -> str:
     windows = numbers["windows"]
-    worst = "" if windows["worst_p95_s"] is None else f", the worst at {_ms(windows['worst_p95_s'])}"
+    worst = "" if windows["worst_p95_s"] is None else f", the worst at {duration(windows['worst_p95_s'])}"
     return f"windows     {windows['violated']} of {windows['with_answers']} had a P95 above the SLO{worst}"
 
 
@@ -98,7 +101,3 @@ def _controller(numbers: Mapping[str, Any]) -> str:
         if cost["busy_per_hour"] is not None:
             paid += f", {money(cost['busy_per_hour'], 'USD')} of it busy"
     return f"controller  {did}{scale}; {paid}"
-
-
-def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:.0f} ms"

@@ -10,6 +10,7 @@ from typing import Any
 import jinja2
 
 from autoscaler.prices import money
+from smoe.durations import duration
 from smoe.report.closing import verdict
 from smoe.report.model import Action
 
@@ -116,15 +117,18 @@ def _tiles(numbers: Mapping[str, Any], slo_s: float) -> list[dict[str, str]]:
     p95 = latency["p95"] if latency else None
     attained = requests["slo_attainment"]
     return [
-        _tile("P95", _ms(p95), f"SLO {_ms(slo_s)}", None if p95 is None else p95 <= slo_s),
+        _tile("P95", duration(p95), f"SLO {duration(slo_s)}", None if p95 is None else p95 <= slo_s),
         _tile(
-            "P50 / P99", f"{_ms(latency['p50'])} / {_ms(latency['p99'])}" if latency else "no data", "ok answers", None
+            "P50 / P99",
+            f"{duration(latency['p50'])} / {duration(latency['p99'])}" if latency else "no data",
+            "ok answers",
+            None,
         ),
         _tile("within the SLO", "no data" if attained is None else f"{100 * attained:.1f} %", "of all requests", None),
         _tile(
             "windows above",
             f"{windows['violated']} of {windows['with_answers']}",
-            f"worst {_ms(windows['worst_p95_s'])}",
+            f"worst {duration(windows['worst_p95_s'])}",
             windows["violated"] == 0 if windows["with_answers"] else None,
         ),
         _tile(
@@ -141,10 +145,6 @@ def _tiles(numbers: Mapping[str, Any], slo_s: float) -> list[dict[str, str]]:
 
 def _tile(name: str, value: str, note: str, good: bool | None) -> dict[str, str]:
     return {"name": name, "value": value, "note": note, "mood": "" if good is None else "good" if good else "bad"}
-
-
-def _ms(seconds: float | None) -> str:
-    return "no data" if seconds is None else f"{1000 * seconds:.1f} ms"
 
 
 def _money(value: float | None) -> str:

@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import replace
 
 from autoscaler.contract import Configuration, Decision, NodeObservation, TickReport
+from smoe.durations import duration
 from smoe.view.model import DecisionLine, ExpertCell, NodeRow, ViewState
 from traces.replay import Progress
 
@@ -95,12 +96,8 @@ def describe_change(present: Configuration, target: Configuration) -> str:
             parts.append(f"{name} {before:g} → {after:g}{unit}")
     before_s, after_s = (None if one.burst is None else one.burst.token_s for one in (present, target))
     if after_s is not None and before_s != after_s:
-        parts.append(f"a token's cost {_ms(before_s)} → {_ms(after_s)} of a replica")
+        parts.append(f"a token's cost {duration(before_s, 'unknown')} → {duration(after_s, 'unknown')} of a replica")
     return ", ".join(parts)
-
-
-def _ms(seconds: float | None) -> str:
-    return "unknown" if seconds is None else f"{1000 * seconds:.3g} ms"
 
 
 def per_hour(cost: float | None, window_s: float) -> float | None:

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autoscaler.prices import money
+from smoe.durations import duration
 from smoe.view.instances import instances_table
 from smoe.view.model import DecisionLine, ExpertCell, NodeRow, ViewState
 
@@ -70,7 +71,9 @@ def plain_line(state: ViewState) -> str:
     parts = [
         f"t={state.elapsed_s:.0f}s",
         f"rps={_number(state.requests_per_s)}",
-        f"p95={_ms(state.p95_s)}" + (f"/{_ms(state.slo_s)}" if state.slo_s is not None else "") + _verdict_word(state),
+        f"p95={duration(state.p95_s, UNKNOWN)}"
+        + (f"/{duration(state.slo_s, UNKNOWN)}" if state.slo_s is not None else "")
+        + _verdict_word(state),
         f"in_flight={_number(state.in_flight)}",
         f"expert_replicas={sum(replicas) if replicas else UNKNOWN}",
         f"cost={_money(state.provisioned_per_hour, state.currency)}/h",
@@ -97,7 +100,7 @@ def _headline(state: ViewState, width: int) -> RenderableType:
     grid = Table.grid(padding=(0, 3 if width >= WIDE_COLUMNS else 2))
     pairs = [
         ("P95", _p95(state)),
-        ("P50", Text(_ms(state.p50_s))),
+        ("P50", Text(duration(state.p50_s, UNKNOWN))),
         ("requests/s", Text(_number(state.requests_per_s))),
         ("tokens/s", Text(_number(state.tokens_per_s))),
         ("in flight", Text(_number(state.in_flight))),
@@ -258,9 +261,9 @@ def _history(state: ViewState, width: int) -> Text:
 
 
 def _p95(state: ViewState) -> Text:
-    text = Text(_ms(state.p95_s), style="bold " + _style_of(state.p95_s, state.slo_s))
+    text = Text(duration(state.p95_s, UNKNOWN), style="bold " + _style_of(state.p95_s, state.slo_s))
     if state.slo_s is not None:
-        text.append(f" of {_ms(state.slo_s)}{_verdict_word(state)}", style="dim")
+        text.append(f" of {duration(state.slo_s, UNKNOWN)}{_verdict_word(state)}", style="dim")
     return text
 
 
@@ -304,12 +307,6 @@ def _busiest(cells: Sequence[ExpertCell]) -> str | None:
     if best is None or best.tokens_per_s is None:
         return None
     return f"L{best.layer}e{best.expert} {100 * best.tokens_per_s / totals[best.layer]:.0f}%"
-
-
-def _ms(seconds: float | None) -> str:
-    if seconds is None:
-        return UNKNOWN
-    return f"{seconds * 1000:.0f} ms" if seconds < 10 else f"{seconds:.1f} s"
 
 
 def _number(value: float | None) -> str:

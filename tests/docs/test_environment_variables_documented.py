@@ -31,3 +31,37 @@ def test_every_variable_that_is_read_has_a_row(path: str) -> None:
         for name in re.findall(r"`(\w+)`", line.split("|")[1])
     }
     assert read <= documented
+
+
+PACKAGES = ("autoscaler", "functions", "gateway", "moe", "placement", "platform_words", "smoe", "traces", "deploy")
+DEFAULTS = re.compile(
+    r"_whole\(environ, \"(\w+)\", (\d+)\)|environ\.get\(\"(\w+)\", \"([^\"]+)\"\)"
+    r"|int\(environ\.get\(\"(\w+)\", \"?(\w+)"
+)
+
+
+def rows() -> dict[str, str]:
+    """Variable → the cell of its default."""
+    cells = [[cell.strip() for cell in line.split("|")[1:]] for line in PAGE.splitlines() if line.startswith("| `")]
+    return {name: row[1] for row in cells for name in re.findall(r"`(\w+)`", row[0])}
+
+
+def test_the_defaults_on_the_page_are_those_of_the_code() -> None:
+    documented, seen = rows(), {}
+    for path in READERS:
+        for found in DEFAULTS.findall((ROOT / path).read_text()):
+            name, default = [part for part in found if part]
+            if name in documented:
+                seen[name] = default
+    assert len(seen) >= 10
+    assert {name: documented[name] for name in seen} == {
+        name: documented[name] if f"`{default}`" in documented[name] else f"`{default}`"
+        for name, default in seen.items()
+    }
+
+
+def test_every_row_is_of_a_variable_that_something_reads() -> None:
+    files = [path for room in PACKAGES for path in (ROOT / room).rglob("*") if path.is_file()]
+    files += [ROOT / "tests" / "conftest.py", *(ROOT / "tests" / "cluster").rglob("*.py"), ROOT / "Makefile"]
+    texts = "\n".join(path.read_text(errors="ignore") for path in files if "__pycache__" not in path.parts)
+    assert [name for name in rows() if not re.search(rf"\b{name}\b", texts)] == []

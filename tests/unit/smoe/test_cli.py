@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from smoe.cli import ALIASES, AUTOSCALE, COMMANDS, cli
+from smoe.cli import ALIASES, AUTOSCALE, COMMANDS, cli, main
 from smoe.lazy import LazyCommand, LazyGroup
 
 
@@ -64,3 +64,16 @@ def test_a_settings_key_that_is_no_option_is_refused_with_the_known_ones(tmp_pat
     result = CliRunner().invoke(cli, ["autoscale", "--settings", str(settings)])
     assert result.exit_code == 2
     assert "'intervall' is no option" in result.output and "slo-ms" in result.output
+
+
+@pytest.mark.parametrize("kind", ["file", "missing"])
+def test_a_state_folder_that_cannot_be_made_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    above = tmp_path / "above"
+    above.write_text("") if kind == "file" else above.symlink_to(tmp_path / "nowhere" / "deeper")
+    monkeypatch.setattr(sys, "argv", ["smoe", "up", "--state", str(above / "state")])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    shown = capsys.readouterr().err
+    assert (ended.value.code, shown.count("\n"), shown.startswith(f"Error: {above}")) == (1, 1, True), shown
