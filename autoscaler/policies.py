@@ -148,14 +148,14 @@ def _named(making: Making) -> Policy:
     if name in MAKERS:
         making.refuse_unwanted_settings()
         return MAKERS[name](making)
-    policy = _maker(name)(making)
+    policy = maker_of(name)(making)
     others = making.kinds - {"expert"}
     if name not in ELSEWHERE or not others:
         return policy
     return ScaledTogetherPolicy(policy, HpaPolicy(replace(hpa_settings(making), kinds=others)))
 
 
-def _maker(name: str) -> Maker:
+def maker_of(name: str) -> Maker:
     """The maker of a policy that is not of this package. Raises SettingsError, whatever its file raises."""
     module, _, attribute = ELSEWHERE.get(name, name).rpartition(":")
     try:

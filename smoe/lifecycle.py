@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
+
 from gateway.backends.process import kernel
 from gateway.client.client import GatewayClient
 from gateway.client.errors import GatewayUnreachableError, NotReadyError, StateError
@@ -157,7 +159,7 @@ def stop_gateway(state: Path, timeout_s: float = 40.0) -> tuple[int, bool]:
     os.kill(pid, signal.SIGTERM)
     end_s = time.monotonic() + timeout_s
     drained = True
-    while running_pid(state) is not None:
+    while running_pid(state) is not None or not _gone(pid):  # its ports are free only then
         if time.monotonic() > end_s:
             drained = False
             os.kill(pid, signal.SIGKILL)
@@ -165,6 +167,14 @@ def stop_gateway(state: Path, timeout_s: float = 40.0) -> tuple[int, bool]:
         time.sleep(0.05)
     (state / "gateway.json").unlink(missing_ok=True)
     return pid, drained
+
+
+def _gone(pid: int) -> bool:
+    """Whether a process has ended; one that nobody has waited for yet has."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def deploy_pipeline(

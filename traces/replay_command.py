@@ -155,12 +155,19 @@ def _address(state: Path) -> str:
 
 
 def _preflight(settings: client.ReplaySettings, text: str) -> None:
-    """One request before all others. Raises ReplayError for an answer that every other request would get, too."""
+    """One request before all others. Raises ReplayError for what every other request would meet, too: an answer that
+    refuses it, or nobody who listens there."""
     try:
         with requests.Session() as session:
             session.trust_env = False
             body = {"inputs": text, **settings.fields}
             reply = session.post(settings.url, json=body, timeout=settings.timeout_s)
+    except requests.ConnectionError as error:
+        if isinstance(error, requests.Timeout):
+            return
+        raise ReplayError(
+            f"nothing answers at {settings.url}: start a gateway with `smoe up`, or name one with --gateway or --state"
+        ) from error
     except requests.RequestException:  # the replay records what happens to each request
         return
     if client.judge(reply.status_code) == "client_error":

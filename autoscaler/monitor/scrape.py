@@ -117,6 +117,8 @@ class ScrapeSource:
                 reply.raise_for_status()
                 entries = [(entry["targets"], entry.get("labels", {}).get("job")) for entry in reply.json()]
                 return {str(address): str(job) for addresses, job in entries for address in addresses if job in JOBS}
+            except requests.ConnectionError as error:  # its text is of retries and objects
+                why = type(error).__name__
             except (requests.RequestException, ValueError, KeyError, TypeError, AttributeError) as error:
                 why = f"{type(error).__name__}: {str(error)[:160]}"
         raise MetricsError(f"the list of scrape targets at {self._url} could not be read ({why})")

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from autoscaler.contract import Configuration
+from autoscaler.errors import SettingsError
+from autoscaler.policies import maker_of
 from autoscaler.prices import PriceSheet, load_prices
 from autoscaler.settings import ELSEWHERE, SHORT_NAMES, is_policy
 from evaluation.comparison.errors import EvaluationError
@@ -122,6 +124,8 @@ class Grid:
                 f"policies are {', '.join(SHORT_NAMES)}, MODULE:MAKER or FILE.py:MAKER, each once, also with "
                 f"{BURST_SUFFIX}; got {', '.join(self.policies)!r}"
             )
+        for policy in self.policies:
+            _check_loads(without_burst(policy))
         if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
             raise EvaluationError(f"seeds are whole numbers from 0, each once; got {self.seeds}")
         most = 512 if self.custom is None else MOST_TOKENS
@@ -259,6 +263,16 @@ def maker_file(policy: str) -> dict[str, str]:
         return {"policy_file_sha256": hashlib.sha256(Path(file).read_bytes()).hexdigest()}
     except OSError as error:
         raise EvaluationError(f"policy is {policy!r}, which cannot be loaded: {error}") from error
+
+
+def _check_loads(policy: str) -> None:
+    """Raises EvaluationError, before anything is simulated, where a policy of one's own cannot be loaded."""
+    if ":" not in policy:
+        return
+    try:
+        maker_of(policy)
+    except SettingsError as error:
+        raise EvaluationError(str(error)) from error
 
 
 def without_burst(policy: str) -> str:

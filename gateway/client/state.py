@@ -40,7 +40,9 @@ def read_password(state: Path) -> str:
     try:
         return path.read_text().strip()
     except FileNotFoundError:
-        raise StateError(f"{path} is missing: the gateway of this state folder has not been started yet") from None
+        raise StateError(
+            f"{path} is missing, and with it the gateway's password: `smoe up` makes one, --password-file names another"
+        ) from None
 
 
 def running_pid(state: Path) -> int | None:

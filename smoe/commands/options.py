@@ -35,8 +35,9 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON i
 
 def connect(state: Path, gateway_url: str | None, password_file: Path | None) -> GatewayClient:
     """A client for the options above. Raises StateError."""
+    address = gateway_url or read_gateway_address(state)  # first: where no gateway runs, that is what is missing
     password = password_file.read_text().strip() if password_file else read_password(state)
-    return GatewayClient(gateway_url or read_gateway_address(state), password=password)
+    return GatewayClient(address, password=password)
 
 
 class Tenths(click.ParamType[int]):
@@ -54,8 +55,8 @@ class Tenths(click.ParamType[int]):
         return int(tenths)
 
 
-CORES = click.FloatRange(min=0.05, max=64)
-"""CPU limit of a function."""
+CORES = click.FloatRange(min=0.05, max=1000)
+"""CPU limit of a function in configured cores, of which each may be a thousandth of a real one (``--cpu-scale``)."""
 
 
 _DEFAULTS = DeploymentSettings()

@@ -6,6 +6,7 @@ import importlib.util
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -111,6 +112,25 @@ def test_options_of_commands_in_pages_exist(name: str) -> None:
         for word in given:
             if re.match(r"--[a-z]|-[a-z]", word):
                 assert word.partition("=")[0] in {*options, "--help"}, f"smoe {' '.join(words)}: no option {word}"
+
+
+@EVERY_PAGE
+def test_values_of_options_in_pages_are_allowed(name: str) -> None:
+    for words in commands_in(TEXTS[name]):
+        command, given = command_of(words)
+        kinds = {flag: option.type for option in command.params for flag in option.opts if not option_is_flag(option)}
+        for flag, value in pairwise(given):
+            kind = kinds.get(flag)
+            if (
+                isinstance(kind, click.IntRange | click.FloatRange | click.Choice)
+                and not value.isupper()
+                and value[:2] != "--"
+            ):
+                kind.convert(value, None, None)  # raises BadParameter, which says what is allowed
+
+
+def option_is_flag(option: click.Parameter) -> bool:
+    return isinstance(option, click.Option) and option.is_flag
 
 
 @pytest.mark.slow

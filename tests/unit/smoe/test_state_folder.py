@@ -10,9 +10,12 @@ from typing import Any
 
 from click.testing import CliRunner
 
+from gateway.client.errors import StateError
 from gateway.client.state import private_folder
 from smoe import lifecycle
 from smoe.commands.service import down
+from smoe.commands.status import status
+from smoe.commands.top import top
 
 
 def test_a_folder_and_those_above_it_that_were_missing_are_its_user_s_alone(tmp_path: Path) -> None:
@@ -32,3 +35,25 @@ def test_a_gateway_that_has_to_be_killed_is_not_reported_as_stopped(tmp_path: Pa
         monkeypatch.setattr(lifecycle, "stop_gateway", lambda state: stop(state, timeout_s=0.0))
         ended = CliRunner().invoke(down, ["--state", str(tmp_path)])
     assert (ended.exit_code, "was killed" in ended.output) == (1, True)
+
+
+def test_down_waits_until_the_process_has_gone_and_not_only_its_file(tmp_path: Path) -> None:
+    """A gateway takes its file away before its ports are free."""
+    program = (
+        "import pathlib, signal, sys, time\n"
+        "def end(*_):\n    pathlib.Path(sys.argv[2]).unlink(); time.sleep(1); sys.exit()\n"
+        "signal.signal(15, end); print(1, flush=True); time.sleep(600)"
+    )
+    file = tmp_path / "gateway.json"
+    with subprocess.Popen([sys.executable, "-c", program, "gateway", file], stdout=subprocess.PIPE) as slow:
+        assert slow.stdout is not None
+        slow.stdout.readline()
+        file.write_text(json.dumps({"pid": slow.pid}))
+        assert lifecycle.stop_gateway(tmp_path, timeout_s=20.0) == (slow.pid, True)
+        assert slow.poll() == 0
+
+
+def test_commands_on_a_folder_without_a_gateway_say_how_to_start_one(tmp_path: Path) -> None:
+    for command in (status, top):
+        outcome = CliRunner().invoke(command, ["--state", str(tmp_path)])
+        assert isinstance(outcome.exception, StateError) and "start one with `smoe up`" in str(outcome.exception)

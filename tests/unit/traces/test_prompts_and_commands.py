@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import socket
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from traces import catalog, prompts
 from traces.commands import replay, traces
@@ -103,25 +106,47 @@ def test_an_unknown_trace_lists_what_is_there() -> None:
     assert isinstance(outcome.exception, TraceError) and "made-bursty-hour" in str(outcome.exception)
 
 
-def test_replay_against_nobody_writes_its_files_and_fails(tmp_path: Path) -> None:
+class Busy(BaseHTTPRequestHandler):
+    """A gateway that has no replica for anything."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(503)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def replay_of_three(tmp_path: Path, port: int) -> Result:
     trace = tmp_path / "t.csv"
     trace.write_text("arrival_s\n0\n0.01\n0.02\n")
-    arguments = [
-        "m",
-        "--gateway",
-        "http://127.0.0.1:9",
-        "--trace",
-        str(trace),
-        "--out",
-        str(tmp_path / "out"),
-        "--json",
-    ]
-    outcome = CliRunner().invoke(replay, arguments)
+    told = ["--gateway", f"http://127.0.0.1:{port}", "--trace", str(trace), "--out", str(tmp_path / "out"), "--json"]
+    return CliRunner().invoke(replay, ["m", *told])
+
+
+def test_a_replay_without_answers_writes_its_files_and_fails(tmp_path: Path) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Busy) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        outcome = replay_of_three(tmp_path, server.server_port)
+        server.shutdown()
     assert outcome.exit_code == 1
     summary = json.loads(outcome.output)
-    assert summary["outcomes"] == {"connect": 3} and summary["url"] == "http://127.0.0.1:9/function/m"
+    assert sum(summary["outcomes"].values()) == summary["failed"] == 3
     assert json.loads((tmp_path / "out" / "replay.json").read_text()) == summary
     assert len((tmp_path / "out" / "requests.csv").read_text().splitlines()) == 4
+
+
+def test_a_replay_against_nobody_is_refused_before_it_begins(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    outcome = replay_of_three(tmp_path, port)
+    assert isinstance(outcome.exception, ReplayError)
+    assert f"nothing answers at http://127.0.0.1:{port}/function/m: start a gateway with `smoe up`" in str(
+        outcome.exception
+    )
+    assert not (tmp_path / "out").exists()
 
 
 def test_people_get_a_row_for_each_number_that_is_known(capsys: pytest.CaptureFixture[str]) -> None:

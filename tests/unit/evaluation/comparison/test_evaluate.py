@@ -338,6 +338,8 @@ def test_the_slo_binds_where_the_simulated_window_misses_it_whatever_the_model_s
         ({"patterns": ("spiky",)}, "spiky"),
         ({"policies": ("best",)}, "best"),
         ({"policies": ("hpa", "hpa")}, "each once"),
+        ({"policies": ("hpa", "nowhere.py:make")}, "nowhere.py:make.*cannot be loaded"),
+        ({"policies": ("hpa", "json:make+burst")}, "json:make.*cannot be loaded.*make"),
         ({"seeds": ()}, "seeds"),
         ({"tokens": (1000,)}, "512"),
         ({"seconds": 25.0}, "at least one"),
