@@ -192,6 +192,13 @@ def deploy_pipeline(
     return deployments
 
 
+def other_pipelines(client: GatewayClient, name: str) -> list[str]:
+    """Names of the pipelines besides ``name`` that are deployed: those of an earlier gateway of a state folder come
+    back with it, and take memory and time to start."""
+    labels = ((function.get("labels") or {}).get(PIPELINE_LABEL) for function in client.functions())
+    return sorted({label for label in labels if label and label != name})
+
+
 def remove_pipeline(client: GatewayClient, name: str) -> int:
     """Remove the functions whose label smoe.pipeline is ``name``, the ingress first, as it calls the others; returns
     how many there were."""

@@ -101,6 +101,9 @@ def up(
     of_state = "" if state == Path(".smoe") else f" --state {state}"
     click.echo(f"gateway    {client.url}   user admin, password in {state / 'secrets' / 'basic-auth-password'}")
     click.echo(f"page       {client.url}/ui/   with that user and password")
+    if others := lifecycle.other_pipelines(client, manifest.name):
+        names = ", ".join(others)
+        click.echo(f"also here  {names}, of this state folder; smoe pipeline remove {others[0]}{of_state} ends it")
     with console.status("measuring a lone text"):
         targets = _token_targets(manifest, client.url)
     for line in _next_steps(manifest, client.url, of_state, targets):
@@ -315,6 +318,8 @@ def _next_steps(manifest: Manifest, url: str, of_state: str, targets: str = "") 
         first = f'try        curl -s {url}/function/{manifest.name} -d \'{{"inputs": "a sentence"}}\''
     else:
         first = f"try        smoe invoke --name {manifest.name}{of_state} 'a text to go on with'"
+        if manifest.tokenizer is not None and manifest.tokenizer.chat_template:
+            first += f"    or talk: smoe chat {manifest.name}{of_state}"
     return [
         first,
         f"           OpenAI's API at {url}/v1, model {manifest.name}",

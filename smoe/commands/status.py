@@ -138,7 +138,13 @@ def _place(function: Mapping[str, Any]) -> tuple[int, int, str]:
 
 
 def _table(url: str, functions: Functions, work: Mapping[str, Work]) -> Table:
-    table = Table(title=f"{len(functions)} functions at {url}", title_justify="left", box=SIMPLE)
+    table = Table(
+        title=f"{len(functions)} functions at {url}",
+        title_justify="left",
+        box=SIMPLE,
+        pad_edge=False,
+        collapse_padding=True,
+    )
     table.add_column("function", no_wrap=True)
     for column in ("ready", "calls", "share", "P95 ms", "memory", "cpu", "slots"):
         table.add_column(column, justify="right", no_wrap=True)

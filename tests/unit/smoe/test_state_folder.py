@@ -10,8 +10,10 @@ from typing import Any
 
 from click.testing import CliRunner
 
+from gateway.client.client import GatewayClient
 from gateway.client.errors import StateError
 from gateway.client.state import private_folder
+from platform_words.labels import PIPELINE_LABEL
 from smoe import lifecycle
 from smoe.commands.service import down
 from smoe.commands.status import status
@@ -57,3 +59,10 @@ def test_commands_on_a_folder_without_a_gateway_say_how_to_start_one(tmp_path: P
     for command in (status, top):
         outcome = CliRunner().invoke(command, ["--state", str(tmp_path)])
         assert isinstance(outcome.exception, StateError) and "start one with `smoe up`" in str(outcome.exception)
+
+
+def test_pipelines_that_came_back_with_the_state_folder_are_named_once_each(monkeypatch: Any) -> None:
+    deployed = [{"name": f"{owner}-{part}", "labels": {PIPELINE_LABEL: owner}} for owner in "cba" for part in range(2)]
+    client = GatewayClient("http://127.0.0.1:1")
+    monkeypatch.setattr(client, "functions", lambda: [*deployed, {"name": "of-nobody"}])
+    assert lifecycle.other_pipelines(client, "b") == ["a", "c"]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from io import StringIO
 from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from smoe.commands import status as module
-from smoe.commands.status import status, work_of
+from smoe.commands.status import Work, _table, status, work_of
 
 
 def function(name: str, nodes: str = "") -> dict[str, object]:
@@ -63,3 +65,16 @@ def test_status_has_a_row_for_each_function_and_fails_where_one_has_no_replica(m
     assert ["a", "0/0", "7", "4"] in rows and ["b", "2/3", "0", "512Mi", "2"] in rows
     assert "note: no limits" in result.output and "1 functions have no ready replica: a" in result.output
     assert result.exit_code == 1
+
+
+def test_a_row_of_the_default_decoder_is_whole_at_80_columns() -> None:
+    row = {
+        **function("smollm2-segment-10", "segment-10"), "availableReplicas": 1, "replicas": 1,
+        "limits": {"memory": "3776Mi", "cpu": "1000m"},
+    }  # fmt: skip
+    expert = {**function("smollm2-expert-10-3", "expert-10-3"), "availableReplicas": 1, "replicas": 1}
+    work = {"smollm2-expert-10-3": Work(123456, 9, {1.0: 9, float("inf"): 9}), "smollm2-segment-10": Work(1234567, 9)}
+    screen = StringIO()
+    Console(width=80, file=screen).print(_table("http://127.0.0.1:8080", [row, expert], work))
+    shown = screen.getvalue()
+    assert "3776Mi" in shown and "1234567" in shown and "…" not in shown
