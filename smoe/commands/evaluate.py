@@ -192,5 +192,19 @@ def show(console: Console, summaries: list[dict[str, Any]], left_out: Mapping[st
         row_cells = cells(row)
         table.add_row(*(without_interval(row_cells[place]) if narrow else row_cells[place] for place in shown))
     console.print(table)
+    if unchanged := _without_changes(summaries):
+        console.print(
+            f"no decision changed anything under {', '.join(unchanged)}: what such a row shows is the configuration at "
+            "the start (--start)", markup=False, highlight=False,
+        )  # fmt: skip
     for key, why in left_out.items():
         Console(stderr=True).print(f"left out: {key}, as {why}", markup=False, highlight=False)
+
+
+def _without_changes(summaries: list[dict[str, Any]]) -> list[str]:
+    """Policies that left every configuration as it was in all of their runs."""
+    changes: dict[str, int] = {}
+    for summary in summaries:
+        if "changes" in summary:
+            changes[summary["policy"]] = changes.get(summary["policy"], 0) + summary["changes"]
+    return [policy for policy, count in changes.items() if not count]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -26,3 +27,15 @@ def test_names_and_values_are_whole_and_intervals_stand_where_there_is_room(
     text = console.export_text()
     assert "serverlessmoe" in text and "12.3 %" in text and "…" not in text
     assert ("(5.0–25.0)" in text) == intervals == ("decision P99" in text)
+
+
+def test_policies_that_changed_nothing_in_any_run_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluate, "rows", lambda summaries: [])
+    runs: list[tuple[str, int]] = [("static", 0), ("hpa", 0), ("hpa", 3), ("mine.py:make", 0), ("mine.py:make", 0)]
+    summaries: list[dict[str, Any]] = [
+        {"policy": "bound"},
+        *({"policy": policy, "changes": changes} for policy, changes in runs),
+    ]
+    console = Console(width=200, file=io.StringIO(), record=True)
+    evaluate.show(console, summaries, {})
+    assert "no decision changed anything under static, mine.py:make: " in console.export_text()
