@@ -34,6 +34,10 @@ from rl.staffing.work import Work
 from simulation.arrays import Floats
 from simulation.workloads.workload import Workload
 
+REACH = 2.0
+"""Times the last window's work that replicas which run and which wait are there for together: load that doubles from
+one window to the next finds them, more waits for the next window's order."""
+
 
 class StaffingRule:
     """The same eight numbers for all experts in all windows: what a search can tune. Standbys go first to experts that
@@ -67,9 +71,24 @@ class StaffingRule:
         if not answer.desired:  # nobody else takes them for a window
             reasons = dict.fromkeys(segments, "no data: the load of an expert is not known")
             return replace(answer, reasons={**answer.reasons, **reasons}, memory=work)
-        desired = {**answer.desired, **segments}
+        tokens_per_s = observation.tokens_per_s or 0.0
+        experts = {
+            name: self._staffed(one, tokens_per_s * work.token_s.get(name, 0.0)) for name, one in answer.desired.items()
+        }
+        desired = {**experts, **segments}
         stated = {name: _stating(one, work.token_s.get(name)) for name, one in desired.items()}
         return replace(answer, desired=stated, reasons={**answer.reasons, **reasons}, memory=work)
+
+    def _staffed(self, planned: Configuration, busy: float) -> Configuration:
+        """``planned``, with replicas for ``load`` times the window's work of ``busy`` replicas at least, and as many
+        waiting as make ``REACH`` times that work together. The planner knows a call's time, not what a quota makes of
+        a stream of them, so by itself it takes one replica for enough."""
+        if planned.burst is None or planned.gpu_share:
+            return planned
+        replicas = max(planned.replicas, math.ceil(self._load * busy))
+        waiting = max(planned.burst.standbys, math.ceil(REACH * busy) - replicas)
+        burst = replace(planned.burst, standbys=min(waiting, MAX_STANDBYS))
+        return replace(planned, replicas=replicas, burst=burst)
 
     def _staffed_segments(self, observation: Observation, work: Work) -> dict[str, Configuration]:
         """Replicas for ``load`` times the window's work always run, one at least, with the standbys of the rule."""
@@ -77,10 +96,9 @@ class StaffingRule:
             return {}
         tokens_per_s = observation.tokens_per_s or 0.0
         return {
-            node.function: replace(
-                node.configuration,
-                replicas=max(1, math.ceil(self._load * tokens_per_s * work.token_s.get(node.function, 0.0))),
-                burst=self._segments,
+            node.function: self._staffed(
+                replace(node.configuration, replicas=1, burst=self._segments),
+                tokens_per_s * work.token_s.get(node.function, 0.0),
             )
             for node in observation.nodes
             if node.kind == "segment" and node.configuration is not None and not node.configuration.gpu_share

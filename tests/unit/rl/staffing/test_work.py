@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from autoscaler.contract import Observation
+from platform_words.bursts import MAX_STANDBYS
 from rl.staffing.env import StaffingEnv
-from rl.staffing.policy import StaffingRule
+from rl.staffing.policy import REACH, StaffingRule
 from rl.staffing.work import FORGET, STEP, Work
 from tests.unit.autoscaler import builders
 from tests.unit.rl.staffing.test_env import VALUES, episodes
@@ -100,3 +101,23 @@ def test_segments_of_functions_that_run_get_standbys_or_are_left_to_another_poli
         busy = (one._replace(cpu_utilisation=0.9, measured_replicas=5) for one in observation.nodes)
         loaded = rule.propose(replace(observation, nodes=tuple(busy)), observation.end_s, None).desired
         assert all(loaded[name].replicas >= 2 for name in segments), "they are no three at most"
+
+
+@pytest.mark.parametrize("busy", [0.2, 4.5, 40.0])
+def test_experts_that_run_are_staffed_for_the_work_that_their_cpu_time_states(busy: float) -> None:
+    """However short the planner takes calls to be, under a quota that makes streams of them wait."""
+    env = StaffingEnv(episodes())
+    env.reset()
+    episode = env.episode
+    used = {"cpu_utilisation": busy / 50, "measured_replicas": 50}
+    nodes = tuple(one._replace(**used) for one in episode.observation.nodes)
+    observation = replace(episode.observation, nodes=nodes)
+    workload = replace(episode.workload, measured=True)
+    experts = {node.function for node in workload.experts}
+    desired = StaffingRule(workload, episode.encoder, VALUES).propose(observation, observation.end_s, None).desired
+    on_cores = [one for name, one in desired.items() if name in experts and not one.gpu_share]
+    assert on_cores
+    for one in on_cores:
+        assert one.replicas >= VALUES["load"] * busy * 0.99  # a cost is stated to three digits
+        assert one.standbys <= MAX_STANDBYS
+        assert one.replicas + one.standbys >= min(REACH * busy * 0.99, one.replicas + MAX_STANDBYS)
