@@ -67,7 +67,7 @@ class StaffingRule:
             return answer
         work = Work.of(memory).after(observation)
         segments = self._staffed_segments(observation, work)
-        reasons = {name: f"{one.replicas} always run, {one.standbys} wait" for name, one in segments.items()}
+        reasons = {name: _staffing_words(one) for name, one in segments.items()}
         if not answer.desired:  # nobody else takes them for a window
             reasons = dict.fromkeys(segments, "no data: the load of an expert is not known")
             return replace(answer, reasons={**answer.reasons, **reasons}, memory=work)
@@ -76,6 +76,7 @@ class StaffingRule:
             name: self._staffed(one, tokens_per_s * work.token_s.get(name, 0.0)) for name, one in answer.desired.items()
         }
         desired = {**experts, **segments}
+        reasons |= {name: f"{_staffing_words(one)}: {answer.reasons[name]}" for name, one in experts.items()}
         stated = {name: _stating(one, work.token_s.get(name)) for name, one in desired.items()}
         return replace(answer, desired=stated, reasons={**answer.reasons, **reasons}, memory=work)
 
@@ -125,6 +126,10 @@ class LearntStaffingPolicy:
         actions, priority = decided(self._actor, self.encoder, Batch.of(self.encoder.space, [state]))
         answer = proposal(self._staffing, self._workload, observation, actions, priority, state.room, history)
         return replace(answer, doubt=self._doubts.sentence(state, observation))
+
+
+def _staffing_words(configuration: Configuration) -> str:
+    return f"{configuration.replicas} always run, {configuration.standbys} wait"
 
 
 def _stating(configuration: Configuration, token_s: float | None) -> Configuration:
