@@ -57,7 +57,7 @@ def test_opponents_are_tuned_on_validation_hours_and_compared_with_the_bound_and
 
 @pytest.mark.parametrize(
     ("policies", "expected"),
-    [("all", OPPONENTS), ("all,mine:make", (*OPPONENTS, "mine:make")), ("hpa,all", ("hpa", *(
+    [("all", OPPONENTS), ("all,autoscaler.policy.attainment:make", (*OPPONENTS, "autoscaler.policy.attainment:make")), ("hpa,all", ("hpa", *(
         name for name in OPPONENTS if name != "hpa"
     )))],
 )  # fmt: skip
