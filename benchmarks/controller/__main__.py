@@ -10,14 +10,16 @@ first tick lists; it is shown apart. P99 is the slowest tick where there are few
 
     python -m benchmarks.controller            # 100, 500, 1,000 and 5,000 functions
     python -m benchmarks.controller --functions 100 --functions 1000 --ticks 20
+    python -m benchmarks.controller --as-served          # objects of an API server's size, events of a cluster
     python -m benchmarks.controller --kubeconfig FILE    # a real API server, with neither controllers nor nodes
 
 With ``--kubeconfig`` Deployments and pods are objects of that API server and go with the benchmark. Orders are carried
 out there, replicas neither start nor end. Prometheus is the double.
 
-The last line is one JSON object: ``functions``, ``tick_ms_p50``, ``tick_ms_p99``, ``cpu_ms_p50`` (CPU time of
-this process), ``api_calls`` (a tick, mean), ``changed`` (functions a tick, mean), ``rss_mb``, ``curve`` (the same for
-every size).
+The last line is one JSON object: ``functions``, ``tick_ms_p50``, ``tick_ms_p99``, ``cpu_ms_p50`` and ``cpu_ms_max``
+(CPU time of this process in a tick), ``cycle_cpu_ms_p50`` and ``cycle_cpu_ms_max`` (until its events have been taken
+in, too), ``first_tick_ms``, ``api_calls`` (a tick, mean), ``changed`` (functions a tick, mean), ``rss_mb`` (peak),
+of the double ``deployment_bytes`` and ``pod_bytes`` (mean), ``as_served``, ``curve`` (the same for every size).
 """
 
 from __future__ import annotations
@@ -61,6 +63,10 @@ SIZES = (100, 500, 1000, 5000)
 BEGIN_S = 1_763_750_000.0
 """Unix time of the first tick."""
 INTERVAL_S = 5.0
+SHOWN = ("functions", "tick_ms_p50", "tick_ms_p99", "cpu_ms_p50", "cycle_cpu_ms_p50", "first_tick_ms", "rss_mb")
+"""Columns of the table."""
+IDLE_FOR_S, IDLE_SHARE, IDLE_LIMIT_S = 0.1, 0.05, 60.0
+"""The process does nothing once it used less than this share of a core for so long; an error after the limit."""
 EXPERTS_A_LAYER = 64
 ARCHITECTURE = {
     **{"activation": "gelu", "eps": 1e-12, "normalise_embedding": True, "pooling": "mean", "token_types": 2},
@@ -98,17 +104,28 @@ def _node(
     return Node(name, kind, layer, expert, weights, 1_200_000, 300_000, 600_000, 1536, 1536, inputs, outputs)
 
 
-def measure(functions: int, ticks: int, folder: Path, kubeconfig: Path | None = None) -> dict[str, Any]:
+def measure(
+    functions: int, ticks: int, folder: Path, kubeconfig: Path | None = None, *, as_served: bool = False
+) -> dict[str, Any]:
     """One size, in a process of its own (this one)."""
     directory = folder / "large"
     manifest = pipeline(directory, functions)
-    command = [sys.executable, "-m", "benchmarks.controller.cluster", str(directory)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.controller.cluster",
+        str(directory),
+        *(["--as-served"] if as_served else []),
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as cluster:
         try:
             assert cluster.stdout is not None
-            url = f"http://127.0.0.1:{int(cluster.stdout.readline())}"
+            port, deployment_bytes, pod_bytes = map(int, cluster.stdout.readline().split())
+            url = f"http://127.0.0.1:{port}"
             chosen = kubeconfig or _kubeconfig(folder / "kubeconfig", url)
-            return _run(functions, ticks, manifest, directory, chosen, url)
+            measured = _run(functions, ticks, manifest, directory, chosen, url)
+            sizes = {"deployment_bytes": deployment_bytes, "pod_bytes": pod_bytes}
+            return measured if kubeconfig else measured | sizes
         finally:
             cluster.kill()
 
@@ -130,6 +147,8 @@ class Ticks:
     seconds: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
     """Processor time of this process, watches included."""
+    cycle_cpu_s: list[float] = field(default_factory=list)
+    """The same until the events that its orders caused have been taken in."""
     calls: list[int] = field(default_factory=list)
     changed: list[int] = field(default_factory=list)
 
@@ -157,6 +176,9 @@ def _run(functions: int, ticks: int, manifest: Manifest, directory: Path, kubeco
         "tick_ms_p50": _milliseconds(steady, 0.5),
         "tick_ms_p99": _milliseconds(steady, 0.99),
         "cpu_ms_p50": _milliseconds(measured.cpu_s[2:], 0.5),
+        "cpu_ms_max": _milliseconds(measured.cpu_s[2:], 1.0),
+        "cycle_cpu_ms_p50": _milliseconds(measured.cycle_cpu_s[2:], 0.5),
+        "cycle_cpu_ms_max": _milliseconds(measured.cycle_cpu_s[2:], 1.0),
         "first_tick_ms": round(1000 * measured.seconds[0], 1),
         "api_calls": round(sum(measured.calls[2:]) / ticks, 1),
         "changed": round(sum(measured.changed[2:]) / ticks, 1),
@@ -191,8 +213,21 @@ def _run_ticks(
                 raise click.ClickException(f"a tick failed: {report.failures or report.observation.problems}")
             while side.platform.cluster.behind():
                 time.sleep(0.01)
+            _wait_until_idle()
+            measured.cycle_cpu_s.append(time.process_time() - begun_cpu_s)
             passed.skipped_s += max(0.0, INTERVAL_S - (time.perf_counter() - begun_s))
     return measured
+
+
+def _wait_until_idle() -> None:
+    """Until this process does nothing: ticks are 5 s apart, so events come between them. Raises ClickException."""
+    end_s = time.monotonic() + IDLE_LIMIT_S
+    while time.monotonic() < end_s:
+        before_s = time.process_time()
+        time.sleep(IDLE_FOR_S)
+        if time.process_time() - before_s < IDLE_SHARE * IDLE_FOR_S:
+            return
+    raise click.ClickException(f"events of a tick were not taken in within {IDLE_LIMIT_S:.0f} s")
 
 
 def _calls(registry: CollectorRegistry) -> int:
@@ -227,24 +262,28 @@ def _objects(kubeconfig: Path | None, directory: Path, functions: int) -> Abstra
 )
 @click.option("--ticks", type=AT_LEAST_1, default=25, help="Measured ticks of each size.")
 @click.option("--kubeconfig", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A real API server's.")
+@click.option("--as-served", is_flag=True, help="Objects of the double in an API server's form, events of a cluster.")
 @click.option("--one", is_flag=True, hidden=True, help="Measure in this process and print JSON alone.")
-def main(sizes: tuple[int, ...], ticks: int, kubeconfig: Path | None, one: bool) -> None:
+def main(sizes: tuple[int, ...], ticks: int, kubeconfig: Path | None, as_served: bool, one: bool) -> None:
+    if kubeconfig and as_served:
+        raise click.UsageError("--as-served is a form of the double's objects; --kubeconfig names a real API server")
     if one:
         die_with_parent(os.getppid())
         logging.basicConfig(level=logging.INFO, filename=os.devnull)
         with tempfile.TemporaryDirectory() as folder:
-            click.echo(json.dumps(measure(sizes[0], ticks, Path(folder), kubeconfig)))
+            click.echo(json.dumps(measure(sizes[0], ticks, Path(folder), kubeconfig, as_served=as_served)))
         return
     curve = []
     for size in sizes:  # a process each, so that memory is its own
         with tempfile.TemporaryDirectory() as folder, _objects(kubeconfig, Path(folder) / "large", size):
             arguments = ["-m", "benchmarks.controller", "--one", "--functions", str(size), "--ticks", str(ticks)]
             arguments += ["--kubeconfig", str(kubeconfig)] if kubeconfig else []
+            arguments += ["--as-served"] if as_served else []
             done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
         if done.returncode:
             raise click.ClickException(done.stderr[-2000:])
-        curve.append(json.loads(done.stdout.splitlines()[-1]))
-    print_table(None, list(curve[0]), [list(row.values()) for row in curve], width=120, stdout=True)
+        curve.append(json.loads(done.stdout.splitlines()[-1]) | {"as_served": as_served})
+    print_table(None, list(SHOWN), [[row[key] for key in SHOWN] for row in curve], width=120, stdout=True)
     print_result({**curve[-1], "curve": curve})
 
 

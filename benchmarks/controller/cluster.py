@@ -5,7 +5,13 @@ controller calls and nothing else: paged lists, watches, and patches of Deployme
 which are stored and sent to the watches. It refuses nothing; replicas start and end at once. Prometheus' answers are
 those of a pipeline under load in which a share of the nodes is busy, another share in each tick.
 
-    python -m benchmarks.controller.cluster PIPELINE_DIR  # its first line is its port
+With ``--as-served`` objects have the form and size that an API server gives them (``benchmarks.controller.served``),
+items of lists have no ``kind``, and a replica that starts or ends, and its Deployment, cause as many events as they do
+in a cluster. It is no API server all the same: no TLS, no admission, no etcd.
+
+    python -m benchmarks.controller.cluster PIPELINE_DIR [--as-served]
+
+Its first line has its port, and the mean bytes of a Deployment and of a pod.
 """
 
 from __future__ import annotations
@@ -32,6 +38,7 @@ from autoscaler.monitor.prometheus import ONLY
 from autoscaler.platforms.kubernetes.deployments import live_of
 from autoscaler.platforms.quantities import float_quantity
 from autoscaler.state.readings import SHAPES, Series
+from benchmarks.controller.served import deployment_status, served_deployment, served_pod
 from gateway.backends.kubernetes import objects
 from gateway.backends.kubernetes.settings import KubernetesSettings
 from gateway.backends.process.kernel import die_with_parent
@@ -57,8 +64,9 @@ class Kind:
 
 
 class Cluster:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, as_served: bool = False) -> None:
         self.version = 1
+        self.as_served = as_served
         self.deployments, self.pods = Kind(), Kind()
         manifest = load(directory, verify=False)
         names = {node: manifest.function_name(node) for node in ("ingress", *(node.id for node in manifest.nodes))}
@@ -70,6 +78,7 @@ class Cluster:
             made["spec"]["replicas"] = PODS
             made["metadata"] |= {"uid": spec.name, "generation": 1, "managedFields": MANAGED}
             made["status"] = {"replicas": PODS, "updatedReplicas": PODS, "readyReplicas": PODS, "conditions": []}
+            made = served_deployment(made) if as_served else made
             self.put(self.deployments, made)
             self.start(made)
 
@@ -94,12 +103,47 @@ class Cluster:
             name, wanted = f"{function}-5d7f9c6b8-{i:05d}", i < deployment["spec"]["replicas"]
             pod = self.pods.objects.get(name)
             if wanted and pod is None:
-                self.put(self.pods, _pod(deployment, name))
+                self._begin(_pod(deployment, name))
             elif not wanted and pod is not None:
-                self.put(self.pods, pod, "DELETED")
+                self._end(pod)
             elif not wanted:
                 break
         self.answers.forget(function)
+
+    def _begin(self, pod: Object) -> None:
+        if not self.as_served:
+            self.put(self.pods, pod)
+            return
+        for event, stage in (("ADDED", "created"), *(("MODIFIED", one) for one in ("scheduled", "starting", "ready"))):
+            if self.pods.watches or stage == "ready":
+                self.put(self.pods, served_pod(pod, stage), event)
+
+    def _end(self, pod: Object) -> None:
+        if self.as_served:  # marked, its containers gone, then it itself
+            leaving = {"deletionTimestamp": "2026-01-01T00:01:00Z", "deletionGracePeriodSeconds": 38}
+            pod = self.put(self.pods, {**pod, "metadata": {**pod["metadata"], **leaving}}, "MODIFIED")
+            status = {**pod["status"], "phase": "Succeeded"}
+            pod = self.put(self.pods, {**pod, "metadata": dict(pod["metadata"]), "status": status}, "MODIFIED")
+        self.put(self.pods, {**pod, "metadata": dict(pod["metadata"])}, "DELETED")
+
+    def scaled(self, deployment: Object, before: int) -> None:
+        """Start or end pods after an order; the status follows as the deployment controller writes it."""
+        self.start(deployment)
+        if not self.as_served:
+            return
+        meta, count = deployment["metadata"], deployment["spec"]["replicas"]
+        generation = meta["generation"]
+        for ready in (min(before, count), count):
+            status = deployment_status(meta["name"], count, ready, generation)
+            self.put(self.deployments, {**deployment, "metadata": dict(meta), "status": status}, "MODIFIED")
+
+    def mean_bytes(self) -> tuple[int, int]:
+        """JSON of a Deployment and of a pod."""
+        deployments, pods = (
+            round(sum(len(orjson.dumps(one)) for one in kind.objects.values()) / len(kind.objects))
+            for kind in (self.deployments, self.pods)
+        )
+        return deployments, pods
 
     def put(self, kind: Kind, document: Object, event: str = "ADDED") -> Object:
         self.version += 1
@@ -173,6 +217,8 @@ async def _list(cluster: Cluster, request: web.Request) -> web.StreamResponse:
         return await _watch(kind, request)
     limit, after = int(request.query["limit"]), int(request.query.get("continue", "0"))
     items = list(kind.objects.values())[after : after + limit]
+    if cluster.as_served:
+        items = [{key: one[key] for key in ("metadata", "spec", "status")} for one in items]
     meta = {"resourceVersion": str(cluster.version)}
     if after + limit < len(kind.objects):
         meta["continue"] = str(after + limit)
@@ -198,9 +244,12 @@ async def _watch(kind: Kind, request: web.Request) -> web.StreamResponse:
 async def _patch(cluster: Cluster, request: web.Request) -> web.Response:
     kind: Kind = getattr(cluster, request.match_info["kind"])
     stored = kind.objects[request.match_info["name"]]
-    made = cluster.put(kind, merged(stored, orjson.loads(await request.read())), "MODIFIED")
+    wanted = merged(stored, orjson.loads(await request.read()))
+    if cluster.as_served and wanted["spec"] != stored["spec"]:
+        wanted["metadata"] = {**wanted["metadata"], "generation": stored["metadata"]["generation"] + 1}
+    made = cluster.put(kind, wanted, "MODIFIED")
     if request.match_info["sub"] == "/scale":
-        cluster.start(made)
+        cluster.scaled(made, stored["spec"]["replicas"])
         made = {"metadata": made["metadata"], "spec": {"replicas": made["spec"]["replicas"]}}
     return await _json(made)
 
@@ -341,8 +390,11 @@ def main() -> None:
     die_with_parent(os.getppid())
     directory, listener = Path(sys.argv[1]), socket.create_server(("127.0.0.1", 0))
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
-    app = app_of(Cluster(directory))
-    print(listener.getsockname()[1], flush=True)  # who connects before waits longer than a query may
+    cluster = Cluster(directory, as_served="--as-served" in sys.argv[2:])
+    app = app_of(cluster)
+    print(
+        listener.getsockname()[1], *cluster.mean_bytes(), flush=True
+    )  # who connects before waits longer than a query may
     gc.collect()
     gc.freeze()  # a pass over thousands of documents would let a tick wait for a third of a second
     web.run_app(app, sock=listener, print=None, handle_signals=True)
