@@ -55,12 +55,17 @@ def test_opponents_are_tuned_on_validation_hours_and_compared_with_the_bound_and
     assert json.loads(again.stdout) == result
 
 
+OWN = "autoscaler.policy.attainment:make"
+
+
 @pytest.mark.parametrize(
     ("policies", "expected"),
-    [("all", OPPONENTS), ("all,autoscaler.policy.attainment:make", (*OPPONENTS, "autoscaler.policy.attainment:make")), ("hpa,all", ("hpa", *(
-        name for name in OPPONENTS if name != "hpa"
-    )))],
-)  # fmt: skip
+    [
+        ("all", OPPONENTS),
+        (f"all,{OWN}", (*OPPONENTS, OWN)),
+        ("hpa,all", ("hpa", *(name for name in OPPONENTS if name != "hpa"))),
+    ],
+)
 def test_all_stands_for_the_opponents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policies: str, expected: tuple[str, ...]
 ) -> None:
