@@ -392,9 +392,8 @@ def main() -> None:
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
     cluster = Cluster(directory, as_served="--as-served" in sys.argv[2:])
     app = app_of(cluster)
-    print(
-        listener.getsockname()[1], *cluster.mean_bytes(), flush=True
-    )  # who connects before waits longer than a query may
+    # Who connects before waits longer than a query may.
+    print(listener.getsockname()[1], *cluster.mean_bytes(), flush=True)
     gc.collect()
     gc.freeze()  # a pass over thousands of documents would let a tick wait for a third of a second
     web.run_app(app, sock=listener, print=None, handle_signals=True)

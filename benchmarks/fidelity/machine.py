@@ -17,13 +17,12 @@ from dataclasses import dataclass, replace
 
 import click
 import numpy as np
-import psutil
 
 from autoscaler.contract import Configuration
 from simulation.arrays import Floats
 from simulation.engine.requests import Requests
 from simulation.engine.simulation import Simulation
-from simulation.profiles.measure.machine import busy_s
+from simulation.profiles.measure.machine import busy_s, own_cpu_s
 from simulation.workloads.workload import Workload
 
 SINGLES, SINGLES_PER_S = 60, 2.5
@@ -138,15 +137,3 @@ class Usage:
         """(of the machine, of others), on average so far."""
         seconds, machine_s = time.time() - self.begun_s, busy_s() - self._machine_s
         return machine_s / seconds, max(0.0, machine_s - (own_cpu_s() - self._own_s)) / seconds
-
-
-def own_cpu_s() -> float:
-    """CPU seconds of this process and all its descendants, ended ones included."""
-    total_s, this_process = 0.0, psutil.Process()
-    for process in (this_process, *this_process.children(recursive=True)):
-        try:
-            times = process.cpu_times()
-        except psutil.Error:
-            continue
-        total_s += times.user + times.system + times.children_user + times.children_system
-    return total_s

@@ -71,10 +71,7 @@ class StaffingRule:
         if not answer.desired:  # nobody else takes them for a window
             reasons = dict.fromkeys(segments, "no data: the load of an expert is not known")
             return replace(answer, reasons={**answer.reasons, **reasons}, memory=work)
-        tokens_per_s = observation.tokens_per_s or 0.0
-        experts = {
-            name: self._staffed(one, tokens_per_s * work.token_s.get(name, 0.0)) for name, one in answer.desired.items()
-        }
+        experts = {name: self._staffed(one, work.busy(name, observation)) for name, one in answer.desired.items()}
         desired = {**experts, **segments}
         reasons |= {name: f"{_staffing_words(one)}: {answer.reasons[name]}" for name, one in experts.items()}
         stated = {name: _stating(one, work.token_s.get(name)) for name, one in desired.items()}
@@ -95,11 +92,9 @@ class StaffingRule:
         """Replicas for ``load`` times the window's work always run, one at least, with the standbys of the rule."""
         if self._segments is None:
             return {}
-        tokens_per_s = observation.tokens_per_s or 0.0
         return {
             node.function: self._staffed(
-                replace(node.configuration, replicas=1, burst=self._segments),
-                tokens_per_s * work.token_s.get(node.function, 0.0),
+                replace(node.configuration, replicas=1, burst=self._segments), work.busy(node.function, observation)
             )
             for node in observation.nodes
             if node.kind == "segment" and node.configuration is not None and not node.configuration.gpu_share

@@ -34,6 +34,10 @@ class Work:
         """What a policy remembered, nothing where that is another policy's."""
         return memory if isinstance(memory, Work) else Work()
 
+    def busy(self, function: str, observation: Observation) -> float:
+        """Replicas of ``function`` that the window's tokens keep busy, by the stated cost; 0 where none is."""
+        return (observation.tokens_per_s or 0.0) * self.token_s.get(function, 0.0)
+
     def after(self, observation: Observation) -> Work:
         """With a window more; functions whose CPU time is not known in it keep their sums, as all do in one in which
         nothing was answered."""

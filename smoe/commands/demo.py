@@ -11,14 +11,13 @@ import signal
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import click
-import psutil
 from pydantic import Field
 from rich.console import Console
 
@@ -29,7 +28,7 @@ from autoscaler.options import options_of
 from gateway.client.client import GatewayClient
 from moe.manifest import Manifest
 from moe.reference import WholeModel
-from simulation.profiles.measure.machine import cpu_s
+from simulation.profiles.measure.machine import own_cpu_s
 from smoe import __version__, lifecycle
 from smoe.commands.options import state_option
 from smoe.deployment import DeploymentSettings
@@ -171,7 +170,7 @@ def _run(settings: RunSettings) -> None:
         console.print(_parity_line(parity))
         calling = chosen.choose(CALLERS, settings.seed)
         calls: list[Callable[[], object]] = [partial(send, client, manifest.name, text) for text in calling]
-        mean_rps = _overload(calls, partial(_spent_s, process.pid), settings, hour, console)
+        mean_rps = _overload(calls, own_cpu_s, settings, hour, console)
         trace = in_length_and_rate(hour, settings.seconds, mean_rps, settings.seed)
         texts = chosen.choose(trace.requests, settings.seed)
         slo_s = settings.slo_ms / 1000 if settings.slo_ms else default_slo_s(settings, manifest, directory, texts)
@@ -284,14 +283,6 @@ def _overload(
     if busiest_rps <= capacity.rps:
         console.print("that is no overload: these cores are busy as deployed, so give experts less (--cpu-scale)")
     return rate_rps
-
-
-def _spent_s(gateway: int) -> float:
-    """CPU seconds so far of this process, the gateway and all that it started."""
-    with suppress(psutil.Error):
-        started = [one.pid for one in psutil.Process(gateway).children(recursive=True)]
-        return cpu_s([os.getpid(), gateway, *started])
-    return cpu_s([os.getpid(), gateway])
 
 
 def _deploy(client: GatewayClient, manifest: Manifest, settings: RunSettings, console: Console) -> None:

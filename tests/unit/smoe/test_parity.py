@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.client.errors import GatewayRefusedError
+from moe.threads import computing_threads
 from smoe import parity
 from smoe.parity import FASTER, MOST_ROUNDS, ROUNDS, STEADY_ROUNDS, compare, compare_with_whole_model, is_warm
 
@@ -107,14 +108,10 @@ def test_the_whole_model_has_one_thread_and_the_process_its_own_number_afterward
             return SimpleNamespace(status_code=status, text="busy", json=lambda: {"embeddings": [[1.0, 1.0]]})
 
     monkeypatch.setattr(parity, "WholeModel", Whole)
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
+    with computing_threads(3):
         if status == 200:
             assert compare_with_whole_model(Client(), "minilm", Path("pipeline"), TEXTS).max_rel_err == 0.0  # type: ignore[arg-type]
         else:
             with pytest.raises(GatewayRefusedError, match="minilm answered 503: busy"):
                 compare_with_whole_model(Client(), "minilm", Path("pipeline"), TEXTS)  # type: ignore[arg-type]
         assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(before)
