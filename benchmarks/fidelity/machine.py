@@ -22,7 +22,8 @@ from autoscaler.contract import Configuration
 from simulation.arrays import Floats
 from simulation.engine.requests import Requests
 from simulation.engine.simulation import Simulation
-from simulation.profiles.measure.machine import busy_s, own_cpu_s
+from simulation.profiles.measure.machine import busy_s
+from simulation.profiles.measure.process_tree import own_cpu_s
 from simulation.workloads.workload import Workload
 
 SINGLES, SINGLES_PER_S = 60, 2.5

@@ -28,7 +28,7 @@ from autoscaler.options import options_of
 from gateway.client.client import GatewayClient
 from moe.manifest import Manifest
 from moe.reference import WholeModel
-from simulation.profiles.measure.machine import own_cpu_s
+from simulation.profiles.measure.process_tree import own_cpu_s
 from smoe import __version__, lifecycle
 from smoe.commands.options import state_option
 from smoe.deployment import DeploymentSettings

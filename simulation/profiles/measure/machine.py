@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 
-import psutil
-
 from simulation.profiles.model.errors import ProfileError
 
 PACKAGES = ("torch", "numpy", "uvloop", "httptools")
@@ -81,18 +79,6 @@ def cpu_s(pids: Iterable[int]) -> float:
     for pid in pids:
         with suppress(OSError):
             total_s += time.clock_gettime((~pid << 3) | 2)
-    return total_s
-
-
-def own_cpu_s() -> float:
-    """CPU seconds of this process and all its descendants, ended ones included."""
-    total_s, this_process = 0.0, psutil.Process()
-    for process in (this_process, *this_process.children(recursive=True)):
-        try:
-            times = process.cpu_times()
-        except psutil.Error:
-            continue
-        total_s += times.user + times.system + times.children_user + times.children_system
     return total_s
 
 
