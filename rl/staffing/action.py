@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from autoscaler.capacity import replica_needs
 from autoscaler.contract import Burst, Configuration, Observation, Resources
 from evaluation.bound.last_window import LastWindowPolicy, LastWindowSettings, Plan
+from platform_words.bursts import MAX_STANDBYS
 from rl.agent.contract import Floats32
-from simulation.arrays import Floats
+from simulation.arrays import Floats, Ints
 from simulation.workloads.workload import Workload
 
 Actions = NDArray[np.float32]
@@ -75,6 +76,17 @@ def room_of(room: Floats32 | None) -> Resources | None:
     return None if room is None else Resources(*map(float, room))
 
 
+@dataclass(frozen=True)
+class Depth:
+    """Replicas of every expert on cores that its work by CPU time asks for; [experts] in the order of
+    ``workload.experts``."""
+
+    running: Ints
+    """That always run, at least."""
+    together: Ints
+    """That run and wait together, at least, of experts that are to have standbys."""
+
+
 class Staffing:
     """From actions of all experts to the configurations that are asked for, within the cluster."""
 
@@ -89,12 +101,20 @@ class Staffing:
         self._measured = workload.measured
         """Call times are of functions that run, whose workers compute calls that wait as one product, too."""
 
-    def plan(self, observation: Observation, actions: Actions, priority: Floats, room: Resources | None) -> Plan:
+    def plan(
+        self,
+        observation: Observation,
+        actions: Actions,
+        priority: Floats,
+        room: Resources | None,
+        depth: Depth | None = None,
+    ) -> Plan:
         """Configurations with their standbys; of no function where the last window's load is not known.
 
         ``actions`` [experts, 8] and ``priority`` [experts] in the order of ``workload.experts``; ``room``: what the
         cluster has for experts, None: anything. Where it has not enough for all standbys, they are granted one after
-        the other, the n-th of an expert at n over its ``priority``.
+        the other, the n-th of an expert at n over its ``priority``; before them, in the same way, the replicas that
+        ``depth`` asks for beyond the planned ones. Whose action has neither standbys nor sleep stays as planned.
         """
         values = {axis.name: axis.value(actions[:, place]) for place, axis in enumerate(AXES)}
         load = values["load"]
@@ -107,7 +127,11 @@ class Staffing:
             planned = _as_deployed(planned, observation, self._functions)
         elif not self._batches:
             planned = [one_at_a_time(configuration, self._fewest_calls) for configuration in planned]
-        standbys = granted(np.rint(values["standbys"]).astype(int), planned, priority, room)
+        wanted = np.rint(values["standbys"]).astype(int)
+        if depth is not None:
+            rules = np.array([_burst(int(count), values, place) is not None for place, count in enumerate(wanted)])
+            planned, wanted = _deepened(planned, wanted, rules, depth, priority, room)
+        standbys = granted(wanted, planned, priority, room)
         desired = {
             function: replace(configuration, burst=_burst(int(standbys[place]), values, place))
             for place, (function, configuration) in enumerate(zip(self._functions, planned, strict=True))
@@ -138,6 +162,25 @@ def _burst(standbys: int, values: Mapping[str, Floats], place: int) -> Burst | N
         return None
     numbers = {name: round(float(values[name][place]), 3) for name in ("headroom", "spare", "hold_s", "look_back_s")}
     return Burst(standbys, **numbers, sleep_s=sleep_s if sleep_s < ALWAYS_S else None)
+
+
+def _deepened(
+    planned: list[Configuration],
+    wanted: Ints,
+    rules: NDArray[np.bool_],
+    depth: Depth,
+    priority: Floats,
+    room: Resources | None,
+) -> tuple[list[Configuration], Ints]:
+    """``planned`` with the replicas of ``depth`` that ``room`` has place for, and the standbys [experts] then wanted:
+    none of experts that want none. ``rules`` [experts]: whether replicas of an expert wait by a rule at all."""
+    running = np.array([one.replicas for one in planned])
+    on_cores = rules & np.array([not one.gpu_share for one in planned])
+    more = np.where(on_cores, np.maximum(0, depth.running - running), 0)
+    running = running + granted(more, planned, priority, room)
+    deeper = np.minimum(np.maximum(wanted, depth.together - running), MAX_STANDBYS)
+    planned = [replace(one, replicas=int(count)) for one, count in zip(planned, running, strict=True)]
+    return planned, np.where(on_cores & (wanted > 0), deeper, wanted)
 
 
 def granted(

@@ -26,7 +26,7 @@ from rl.agent.doubts import RANGES, Doubts
 from rl.agent.errors import NetworkError
 from rl.features import Encoder, calls_of
 from rl.features.ranges import Ranges
-from rl.staffing.action import AXES, NAMES, Actions, Staffing, action_of, room_of
+from rl.staffing.action import AXES, NAMES, Actions, Depth, Staffing, action_of, room_of
 from rl.staffing.export import load
 from rl.staffing.features import FEATURES, StaffingEncoder
 from rl.staffing.networks import StaffingActor
@@ -62,43 +62,42 @@ class StaffingRule:
         shares = [getattr(observation.node(node.id), "token_share", None) for node in self._workload.experts]
         priority = np.array([1.0 if share is None else share for share in shares])
         room = self.encoder.room(observation)
-        answer = proposal(self._staffing, self._workload, observation, self._actions, priority, room, memory)
-        if not self._by_cpu:
+        work = Work.of(memory).after(observation) if self._by_cpu else None
+        depth = None if work is None else self._depth(observation, work)
+        answer = proposal(self._staffing, self._workload, observation, self._actions, priority, room, memory, depth)
+        if work is None:
             return answer
-        work = Work.of(memory).after(observation)
         segments = self._staffed_segments(observation, work)
         reasons = {name: _staffing_words(one) for name, one in segments.items()}
         if not answer.desired:  # nobody else takes them for a window
             reasons = dict.fromkeys(segments, "no data: the load of an expert is not known")
             return replace(answer, reasons={**answer.reasons, **reasons}, memory=work)
-        experts = {name: self._staffed(one, work.busy(name, observation)) for name, one in answer.desired.items()}
-        desired = {**experts, **segments}
-        reasons |= {name: f"{_staffing_words(one)}: {answer.reasons[name]}" for name, one in experts.items()}
+        desired = {**answer.desired, **segments}
+        reasons |= {name: f"{_staffing_words(one)}: {answer.reasons[name]}" for name, one in answer.desired.items()}
         stated = {name: _stating(one, work.token_s.get(name)) for name, one in desired.items()}
         return replace(answer, desired=stated, reasons={**answer.reasons, **reasons}, memory=work)
 
-    def _staffed(self, planned: Configuration, busy: float) -> Configuration:
-        """``planned``, with replicas for ``load`` times the window's work of ``busy`` replicas at least, and as many
-        waiting as make ``REACH`` times that work together. The planner knows a call's time, not what a quota makes of
-        a stream of them, so by itself it takes one replica for enough."""
-        if planned.burst is None or planned.gpu_share:
-            return planned
-        replicas = max(planned.replicas, math.ceil(self._load * busy))
-        waiting = max(planned.burst.standbys, math.ceil(REACH * busy) - replicas)
-        burst = replace(planned.burst, standbys=min(waiting, MAX_STANDBYS))
-        return replace(planned, replicas=replicas, burst=burst)
+    def _depth(self, observation: Observation, work: Work) -> Depth:
+        """Replicas for ``load`` times the window's work always run, and as many wait as make ``REACH`` times that work
+        together. The planner knows a call's time, not what a quota makes of a stream of them, so by itself it takes
+        one replica for enough."""
+        busy = np.array([work.busy(node.function, observation) for node in self._workload.experts])
+        return Depth(np.ceil(self._load * busy).astype(int), np.ceil(REACH * busy).astype(int))
 
     def _staffed_segments(self, observation: Observation, work: Work) -> dict[str, Configuration]:
-        """Replicas for ``load`` times the window's work always run, one at least, with the standbys of the rule."""
+        """Those of an expert's :meth:`_depth` for every segment on cores, with the standbys of the rule at least."""
         if self._segments is None:
             return {}
-        return {
-            node.function: self._staffed(
-                replace(node.configuration, replicas=1, burst=self._segments), work.busy(node.function, observation)
-            )
-            for node in observation.nodes
-            if node.kind == "segment" and node.configuration is not None and not node.configuration.gpu_share
-        }
+        staffed = {}
+        for node in observation.nodes:
+            if node.kind != "segment" or node.configuration is None or node.configuration.gpu_share:
+                continue
+            busy = work.busy(node.function, observation)
+            replicas = max(1, math.ceil(self._load * busy))
+            waiting = max(self._segments.standbys, math.ceil(REACH * busy) - replicas)
+            burst = replace(self._segments, standbys=min(waiting, MAX_STANDBYS))
+            staffed[node.function] = replace(node.configuration, replicas=replicas, burst=burst)
+        return staffed
 
 
 class LearntStaffingPolicy:
@@ -149,10 +148,11 @@ def proposal(
     priority: Floats,
     room: Floats32 | None,
     memory: Memory,
+    depth: Depth | None = None,
 ) -> Proposal:
     """What is asked for, each with the eight numbers as the reason. ``actions`` [experts, numbers], ``priority``
-    [experts], ``room`` [cores, MiB, tenths of a GPU]."""
-    plan = staffing.plan(observation, actions, priority, room_of(room))
+    [experts], ``room`` [cores, MiB, tenths of a GPU], ``depth`` as of :meth:`rl.staffing.action.Staffing.plan`."""
+    plan = staffing.plan(observation, actions, priority, room_of(room), depth)
     if not plan.desired:
         missing = "no data: the load of an expert is not known, and all are planned together"
         return Proposal({}, {node.function: missing for node in workload.experts}, memory)

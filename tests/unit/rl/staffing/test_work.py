@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from autoscaler.contract import Observation
+from autoscaler.capacity import total_needs
+from autoscaler.contract import Capacity, Configuration, Observation, Resources
 from platform_words.bursts import MAX_STANDBYS
 from rl.staffing.env import StaffingEnv
+from rl.staffing.hours import encoder_of
 from rl.staffing.policy import REACH, StaffingRule
 from rl.staffing.work import FORGET, STEP, Work
 from tests.unit.autoscaler import builders
@@ -103,21 +105,63 @@ def test_segments_of_functions_that_run_get_standbys_or_are_left_to_another_poli
         assert all(loaded[name].replicas >= 2 for name in segments), "they are no three at most"
 
 
-@pytest.mark.parametrize("busy", [0.2, 4.5, 40.0])
-def test_experts_that_run_are_staffed_for_the_work_that_their_cpu_time_states(busy: float) -> None:
-    """However short the planner takes calls to be, under a quota that makes streams of them wait."""
+def staffed(
+    busy: float, values: dict[str, float], capacity: Capacity | None = None
+) -> tuple[list[Configuration], Resources]:
+    """Experts on cores whose work keeps ``busy`` replicas of each busy, as the rule configures them; what all other
+    functions take."""
     env = StaffingEnv(episodes())
     env.reset()
     episode = env.episode
     used = {"cpu_utilisation": busy / 50, "measured_replicas": 50}
     nodes = tuple(one._replace(**used) for one in episode.observation.nodes)
     observation = replace(episode.observation, nodes=nodes)
-    workload = replace(episode.workload, measured=True)
+    workload = replace(episode.workload, measured=True, capacity=capacity)
     experts = {node.function for node in workload.experts}
-    desired = StaffingRule(workload, episode.encoder, VALUES).propose(observation, observation.end_s, None).desired
-    on_cores = [one for name, one in desired.items() if name in experts and not one.gpu_share]
+    rule = StaffingRule(workload, encoder_of(workload), values)
+    desired = rule.propose(observation, observation.end_s, None).desired
+    others = total_needs(node.configuration for node in nodes if node.kind != "expert")
+    return [one for name, one in desired.items() if name in experts and not one.gpu_share], others
+
+
+@pytest.mark.parametrize("busy", [0.2, 4.5, 40.0])
+def test_experts_that_run_are_staffed_for_the_work_that_their_cpu_time_states(busy: float) -> None:
+    """However short the planner takes calls to be, under a quota that makes streams of them wait."""
+    on_cores, _ = staffed(busy, VALUES)
     assert on_cores
     for one in on_cores:
         assert one.replicas >= VALUES["load"] * busy * 0.99  # a cost is stated to three digits
         assert one.standbys <= MAX_STANDBYS
         assert one.replicas + one.standbys >= min(REACH * busy * 0.99, one.replicas + MAX_STANDBYS)
+
+
+@pytest.mark.parametrize("sleep_s", [5.0, 60.0])
+def test_experts_that_are_to_have_no_standbys_get_none_however_much_work_there_is(sleep_s: float) -> None:
+    """With a rule of their own for sleep, too, which is where there is one without standbys."""
+    on_cores, _ = staffed(4.5, VALUES | {"standbys": 0.0, "sleep_s": sleep_s})
+    pods = {one.running + one.standbys - one.replicas for one in on_cores}  # ordered replicas that sleep wait, too
+    assert pods == {0}
+    assert {one.burst is None for one in on_cores} == {sleep_s == 60.0}
+
+
+def test_what_the_work_asks_for_stays_within_the_cluster() -> None:
+    """Replicas that always run come first, standbys have what is left; in a full cluster nothing is added."""
+    free, _ = staffed(4.5, VALUES)
+    planned, segments = staffed(0.0, VALUES | {"standbys": 0.0})
+    running, deep = total_needs(replace(one, burst=None) for one in free), total_needs(free)
+    least = total_needs(planned)
+    assert least.cores < running.cores < deep.cores
+    for cores in (least.cores, (least.cores + running.cores) / 2, (running.cores + deep.cores) / 2, deep.cores):
+        walled, _ = staffed(4.5, VALUES, Capacity(segments.cores + cores, 1e9, 1000))
+        counts = [one.replicas for one in walled], [one.standbys for one in walled]
+        taken = total_needs(walled)
+        assert taken.cores <= cores * (1 + 1e-6)
+        if cores == least.cores:
+            assert counts == ([one.replicas for one in planned], [0] * len(planned))
+        elif cores < running.cores:
+            assert sum(counts[0]) > sum(one.replicas for one in planned) and sum(counts[1]) == 0
+        elif cores < deep.cores:
+            assert counts[0] == [one.replicas for one in free]
+            assert 0 < sum(counts[1]) < sum(one.standbys for one in free)
+        else:
+            assert walled == free
