@@ -36,7 +36,11 @@ from autoscaler.topology import load_topology
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="File with the gateway's password. [default: the state folder's]",
 )
-@click.option("--ticks", type=click.IntRange(min=1), help="Stop after this many decisions.")
+@click.option(
+    "--ticks",
+    type=click.IntRange(min=1),
+    help="Stop after this many ticks; with exit status 1 where none could decide.",
+)
 @click.option(
     "--log-level",
     type=click.Choice(("info", "debug")),

@@ -4,6 +4,7 @@ AutoscalerError
 ├── ConfigurationError          a configuration that cannot be
 ├── SettingsError               a setting with a value that is not allowed
 ├── MetricsError                a metrics source cannot be reached or read
+├── UndecidedError              none of the ticks that were asked for could decide
 ├── LogError                    a file of the function logger cannot be read or written
 └── PlatformError               a change could not be read or made
     ├── FunctionGoneError       the function is not deployed
@@ -27,6 +28,10 @@ class SettingsError(AutoscalerError, ValueError):
 
 class MetricsError(AutoscalerError):
     """Nothing could be read."""
+
+
+class UndecidedError(AutoscalerError):
+    """None of the ticks that were asked for had the data, or the functions, to decide by."""
 
 
 class LogError(AutoscalerError, OSError):

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from autoscaler.build import build_controller, build_platform
 from autoscaler.cluster import ClusterSide
 from autoscaler.contract import TickReport
-from autoscaler.errors import AccessError, PlatformError
+from autoscaler.errors import AccessError, PlatformError, UndecidedError
 from autoscaler.exposition import ControllerMetrics, Exposition
 from autoscaler.loop import run
 from autoscaler.platforms.shadow import ShadowBill, ShadowPlatform
@@ -35,7 +35,9 @@ class ControllerProcess:
         self, settings: ControllerSettings, pipeline: str, on_report: OnReport, ticks: int | None = None
     ) -> None:
         """``ticks``: stops after so many; None: when :meth:`stop` is called."""
-        self._settings, self._on_report, self._left = settings, on_report, ticks
+        self._settings, self._on_report, self._ticks, self._left = settings, on_report, ticks, ticks
+        self._undecided = ""
+        """Why the last tick could not decide; empty once one could."""
         self._stopped = threading.Event()
         self._progress = Progress(stalled_after(settings.stalled_s, settings.interval_s))
         on_cluster = settings.platform == "kubernetes"
@@ -61,7 +63,8 @@ class ControllerProcess:
         self._stopped.set()
 
     def run(self) -> None:
-        """Tick until stopped; then everything that was started has ended."""
+        """Tick until stopped; then everything that was started has ended. Raises UndecidedError where ticks were
+        counted and none of them could decide: without a count it goes on trying."""
         exposition = self._expose(self._settings.metrics_port) if self._settings.metrics_port else None
         if self._cluster is not None:
             self._cluster.start(self._stopped)
@@ -84,6 +87,9 @@ class ControllerProcess:
                 self._cluster.close()
             if exposition is not None:
                 exposition.close()
+        if self._left is not None and self._left <= 0 and self._undecided:
+            ticks = "1 tick" if self._ticks == 1 else f"{self._ticks} ticks"
+            raise UndecidedError(f"{ticks}, and nothing could be decided: {self._undecided}")
 
     def _check_access(self) -> None:
         """Raises AccessError: a wrong password does not become right by waiting. All other trouble may pass."""
@@ -102,6 +108,8 @@ class ControllerProcess:
             nonlocal first
             if first:
                 settle()
+            if first or self._undecided:
+                self._undecided = undecided(report)
             first = False
             if self._left is not None:
                 self._left -= 1
@@ -141,6 +149,13 @@ class ControllerProcess:
         if self._cluster is None:
             return view.document()
         return view.document(leads=self._cluster.leads(), conditions=self._cluster.conditions())
+
+
+def undecided(report: TickReport) -> str:
+    """Why a tick decided nothing; empty where it had data, and functions to decide for."""
+    if not report.observation.stale and report.decisions:
+        return ""
+    return "; ".join(report.observation.problems) or "no function of the pipeline is deployed there"
 
 
 @contextmanager

@@ -18,11 +18,12 @@ from click.testing import CliRunner, Result
 from autoscaler.commands import autoscale
 from autoscaler.contract import Cost, Decision, GenerationObservation, Observation, Proposal, TickReport
 from autoscaler.describe import line, summary
+from autoscaler.errors import UndecidedError
 from autoscaler.logger import read_contexts, read_pipeline
 from autoscaler.policies import Making
 from autoscaler.process import spared_collections
 from autoscaler.state.targets import Targets
-from tests.unit.autoscaler.builders import NOW_S, configuration, observation
+from tests.unit.autoscaler.builders import NOW_S, PRICES, configuration, observation
 from tests.unit.autoscaler.manifests import write_pipeline
 
 log = logging.getLogger(__name__)
@@ -44,8 +45,9 @@ def call(state: Path, *more: str) -> Result:
 
 @pytest.mark.slow
 def test_ticks_go_on_while_the_gateway_is_away_and_are_logged_without_the_password(state: Path) -> None:
-    result = call(state, "--slo-ms", "250")
-    assert result.exit_code == 0
+    result = call(state, "--slo-ms", "250", "--ticks", "2")
+    assert isinstance(result.exception, UndecidedError) and "system/targets could not be read" in str(result.exception)
+    assert result.stdout.count("holding (") == 2
     assert "holding (the list of scrape targets at http://127.0.0.1:9/system/targets could not be read" in result.stdout
     row = read_pipeline(state / "log").to_pylist()[0]
     assert row["stale"] and row["slo_s"] == 0.25 and row["latency_p95_s"] is None
@@ -110,7 +112,7 @@ def test_a_controller_whose_tick_hangs_is_not_healthy_while_it_does(
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     result = call(state, "--policy", f"{__name__}:Hanging", "--metrics-port", str(port), "--stalled", "0.5")
-    assert result.exit_code == 0 and "policy hanging failed" not in caplog.text
+    assert isinstance(result.exception, UndecidedError) and "policy hanging failed" not in caplog.text
     assert "healthy at first: True" in caplog.text
 
 
@@ -167,6 +169,43 @@ def test_a_summary_is_json_and_has_what_was_observed_desired_limited_and_done() 
             "applied": True,
         }
     ]
+
+
+STALE = {"observation": observation(stale=True, problems=("nobody answers",))}
+UNLISTED = {"observation": observation(problems=("the functions could not be listed",)), "decisions": ()}
+UNDEPLOYED = {"decisions": ()}
+
+
+@pytest.mark.parametrize(
+    ("ticks", "sentence"),
+    [
+        ([STALE], "1 tick, and nothing could be decided: nobody answers"),
+        ([UNLISTED, STALE, STALE], "3 ticks, and nothing could be decided: nobody answers"),
+        ([STALE, UNLISTED], "2 ticks, and nothing could be decided: the functions could not be listed"),
+        ([UNDEPLOYED], "no function of the pipeline is deployed there"),
+        ([{}], ""),
+        ([STALE, {}, UNLISTED], ""),
+    ],
+)
+def test_so_many_ticks_of_which_none_could_decide_are_an_error(
+    state: Path, monkeypatch: pytest.MonkeyPatch, ticks: list[dict[str, Any]], sentence: str
+) -> None:
+    reports = iter([replace(report(), **changes) for changes in ticks])
+
+    class Scripted:
+        prices, view = PRICES, None
+
+        def tick(self, now_s: float, window_s: float | None) -> TickReport:
+            return next(reports)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr("autoscaler.process.build_controller", lambda *_: (Scripted(), 1.0))
+    result = call(state, "--ticks", str(len(ticks)))
+    assert len(result.stdout.splitlines()) == len(ticks) and next(reports, None) is None
+    assert (result.exit_code, isinstance(result.exception, UndecidedError)) == ((1, True) if sentence else (0, False))
+    assert not sentence or str(result.exception).endswith(sentence)
 
 
 def test_what_stays_is_out_of_the_collector_s_way_until_the_end() -> None:
