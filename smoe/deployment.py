@@ -53,7 +53,10 @@ class DeploymentSettings:
     ingress_cpu_cores: float = 1.0
     expert_concurrency: int = 8
     segment_concurrency: int = 10
-    ingress_concurrency: int = 64
+    # `smoe replay` has at most 256 requests under way (--connections), and a bursty hour in two minutes, as in README,
+    # does bring hundreds at once: of 64 slots there were too few. Twice 256 leaves room for other callers.
+    ingress_concurrency: int = 512
+    """Requests at once in one ingress; they wait there for segments and experts, further ones are refused (429)."""
     ingress_passes: int = 0
     """Passes at once in one ingress; requests that wait meanwhile share the next one. 0 = no limit."""
     min_replicas: int = 1
@@ -63,8 +66,9 @@ class DeploymentSettings:
     """Memory of a worker before it holds weights, where these functions will run."""
     gpu_runtime_mib: int = 2048
     """The same with a CUDA context, whose libraries the worker has in memory; an assumption, not measured here."""
-    ingress_calls_mib: int = 64
-    """Memory of the ingress for requests in flight."""
+    ingress_call_mib: float = 1.0
+    """Memory of the ingress for each of ``ingress_concurrency`` requests: long texts may come together, and an ingress
+    beyond its limit is killed with all its requests."""
     peak_tokens: int = 8192
     """P of Eq. (2): most tokens in flight at once in one replica."""
     memory_share: float = 0.9
@@ -199,8 +203,8 @@ def _base(
 
 
 def _ingress(manifest: Manifest, settings: DeploymentSettings) -> dict[str, Any]:
-    memory_mib = _step_mib(settings.runtime.ingress_mb + settings.ingress_calls_mib, settings)
     concurrency, cores = settings.ingress_concurrency, settings.ingress_cpu_cores
+    memory_mib = _step_mib(settings.runtime.ingress_mb + settings.ingress_call_mib * concurrency, settings)
     deployment = _base(manifest, manifest.name, "ingress", concurrency, cores, memory_mib, settings)
     deployment["envVars"]["smoe_address_template"] = settings.address_template
     if settings.schedule != "colocated" and manifest.task == "causal-lm":

@@ -310,7 +310,7 @@ def _print_summary(summary: dict[str, Any], out: Path) -> None:
     if others:
         table.add_row("not ok", ", ".join(f"{count} {kind}" for kind, count in others.items()))
     if others.get("rejected"):
-        table.add_row("rejected", "429: as many calls were in flight as the function takes (slots in smoe status)")
+        table.add_row("rejected", "429: more calls at once than the function takes (smoe up --ingress-concurrency)")
     for name, key in (("latency", "latency_s"), ("since due", "from_schedule_s"), ("client late", "lateness_s")):
         numbers = summary[key]
         if numbers:

@@ -49,8 +49,6 @@ from traces.results import describe
 SLO_FACTOR = 1.25
 SLOW = 0.5
 """Part of the SLO that a warm prompt alone may take; where it takes more, the plan line states it."""
-INGRESS_CONCURRENCY = 512
-"""An hour in two minutes makes bursts of hundreds of requests; they wait rather than being refused."""
 SEGMENT_CORES = 6.0
 """Segments have the cores for the busiest minute from the start: what load moves is left to the experts."""
 LEFT_OUT_S = 18 * 60
@@ -290,7 +288,6 @@ def _deploy(client: GatewayClient, manifest: Manifest, settings: RunSettings, co
     deployment = DeploymentSettings(
         segment_cpu_cores=SEGMENT_CORES,
         ingress_cpu_cores=max(1, math.ceil(1 / settings.cpu_scale)),
-        ingress_concurrency=INGRESS_CONCURRENCY,
         max_replicas=settings.max_replicas,
     )
     with console.status("deploying") as status:

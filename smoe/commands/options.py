@@ -96,6 +96,12 @@ _LIMITS = [
         help="Calls in flight per replica of an expert.",
     ),
     click.option(
+        "--ingress-concurrency",
+        type=click.IntRange(1, 10_000),
+        default=_DEFAULTS.ingress_concurrency,
+        help="Requests at once per replica of the ingress; further ones are refused (429).",
+    ),
+    click.option(
         "--weights-from",
         metavar="ADDRESS",
         callback=lambda _context, _option, address: address and address.rstrip("/"),
