@@ -27,6 +27,8 @@ WATCH_S = 30
 """How long one watch is asked to last: a connection that died in silence is found out after that."""
 RELIST_S = 600.0
 """Everything is listed again this often, whatever the watch reported."""
+FRESH_S = 1.0
+"""A list that ended so lately, its watch about to be opened, is as young as one that is read now."""
 _WAITS_S = (0.2, 1.0, 5.0)
 LIVED_S = 5.0
 """A watch that ends before it lived so long was none: a pause comes before the next one."""
@@ -109,13 +111,19 @@ class WatchCache:
         self._version = ""
         self._listed_s = 0.0
         self._whole = False
-        self._lock = threading.Lock()
+        self._loading = False
+        self._failed: PlatformError | None = None
+        """Why the last list failed, None where it did not."""
+        self._opening = False
+        """A list was read to its end and its watch is neither open yet nor refused."""
+        self._lock = threading.Condition()
         self._stop = threading.Event()
         self._cut: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def start(self) -> None:
         """Begin to list and to follow."""
+        self._loading = True
         self._thread.start()
 
     def close(self) -> None:
@@ -129,6 +137,21 @@ class WatchCache:
         """All objects, None where the watch is not whole now."""
         with self._lock:
             return list(self._objects.values()) if self._whole else None
+
+    def fresh(self) -> list[Kept] | None:
+        """All objects, None where the watch is not whole now and no list is under way or has just ended.
+
+        A list that is under way is waited for, as long as its calls may take: read a second time at once, both would
+        take twice as long. Raises PlatformError where it failed: another one asks the same.
+        """
+        with self._lock:
+            if not self._whole and self._loading:
+                self._lock.wait_for(lambda: not self._loading)
+                if self._failed is not None:
+                    raise self._failed
+            if self._opening and self._clock() - self._listed_s < FRESH_S:
+                return list(self._objects.values())
+        return self.objects()
 
     def put(self, kept: Kept) -> None:
         """Take over what a write was answered, ahead of the watch."""
@@ -148,16 +171,16 @@ class WatchCache:
                     self._take(event)
                     failed = 0
             except ExpiredError:
-                self._whole, self._version = False, ""
+                self._whole, self._opening, self._version = False, False, ""
             except PlatformError as error:
-                self._whole = False
+                self._whole = self._opening = False
                 if not self._stop.is_set():
                     (log.info if failed else log.warning)("%s; lists are read until the watch is back", error)
                 self._pause(failed)
                 failed += 1
                 continue
             except Exception:
-                self._whole, self._version = False, ""
+                self._whole, self._opening, self._version = False, False, ""
                 log.exception("the watch failed; everything is listed again")
                 self._stop.wait(_WAITS_S[-1])
                 continue
@@ -165,22 +188,36 @@ class WatchCache:
             if short > 1:  # one may be cut by chance: the next one goes on at once
                 self._whole = False
                 self._pause(short - 2)
-        self._whole = False
+        self._whole = self._opening = False
+        with self._lock:  # stopped before it listed: nobody waits for a list that does not come
+            self._loading = False
+            self._lock.notify_all()
 
     def _pause(self, before: int) -> None:
         """Wait, the longer the more pauses there were ``before``; no pause is longer than the last of ``_WAITS_S``."""
         self._stop.wait(_WAITS_S[min(before, len(_WAITS_S) - 1)])
 
     def _opened(self, cut: Callable[[], None]) -> None:
-        self._cut, self._whole = cut, True
+        self._cut, self._whole, self._opening = cut, True, False
         if self._stop.is_set():
             cut()
 
     def _load(self) -> None:
-        listed, version = self._source.list()
-        objects = {document["metadata"]["name"]: Kept.of(self._trimmed(document)) for document in listed}
         with self._lock:
-            self._objects, self._version, self._listed_s = objects, version(), self._clock()
+            self._loading, self._failed = True, None
+        try:
+            listed, version = self._source.list()
+            objects = {document["metadata"]["name"]: Kept.of(self._trimmed(document)) for document in listed}
+            with self._lock:
+                self._objects, self._version, self._listed_s = objects, version(), self._clock()
+                self._opening = True
+        except PlatformError as error:
+            self._failed = error
+            raise
+        finally:
+            with self._lock:
+                self._loading = False
+                self._lock.notify_all()
 
     def _take(self, event: Event) -> None:
         kind, document = event

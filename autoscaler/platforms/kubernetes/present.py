@@ -53,7 +53,7 @@ class Cluster:
 
     def look(self) -> None:
         """Take over what there is now. Raises UnreachableError, RefusedError."""
-        deployments, pods = (None, None) if self._caches is None else (cache.objects() for cache in self._caches)
+        deployments, pods = (None, None) if self._caches is None else (cache.fresh() for cache in self._caches)
         if deployments is None:
             listed = self._client.deployments(FUNCTION_LABEL)
             deployments = [Kept.of(trimmed_deployment(document)) for document in listed]

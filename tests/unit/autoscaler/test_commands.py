@@ -211,7 +211,7 @@ def test_so_many_ticks_of_which_none_could_decide_are_an_error(
 def test_what_stays_is_out_of_the_collector_s_way_until_the_end() -> None:
     before, frozen = gc.get_threshold(), gc.get_freeze_count()
     with spared_collections() as settle:
-        assert (gc.get_threshold(), gc.get_freeze_count()) == (before, frozen)
+        assert gc.get_threshold()[0] > before[0] and gc.get_freeze_count() == frozen  # the first lists are spared, too
         settle()
         assert gc.get_threshold()[0] > before[0] and gc.get_freeze_count() > 10_000
         assert len(gc.get_objects()) < 1000

@@ -339,6 +339,65 @@ def test_pauses_between_watches_that_end_at_once_grow_up_to_the_longest(monkeypa
     assert waited[:5] == [0.2, 1.0, 5.0, 5.0, 5.0]
 
 
+class Held(Script):
+    """Its lists wait until they may end; with ``error`` they end by it."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__([])
+        self.error, self.may_end = error, threading.Event()
+
+    def list(self) -> tuple[Iterator[dict[str, Any]], Callable[[], str]]:
+        assert self.may_end.wait(20)
+        if self.error is not None:
+            raise self.error
+        return super().list()
+
+
+def test_a_first_look_reads_each_list_once(double: Running, platforms: Platforms) -> None:
+    put(double, spec(F))
+    platform = platforms()
+    platform.cluster.follow()
+    assert platform.configurations() == {F: configuration()}
+    until(lambda: double.do(lambda: double.api.watching) == 2)
+    assert reads(double).count("list") == 2
+    platform.close()
+
+
+def test_a_list_under_way_is_waited_for() -> None:
+    script = Held()
+    found = WatchCache(script, lambda document: document, time.monotonic)
+    found.start()
+    threading.Timer(0.2, script.may_end.set).start()
+    assert found.objects() is None
+    assert [one.name for one in found.fresh() or ()] == ["a"] and script.lists == 1
+    found.close()
+
+
+@pytest.mark.parametrize("error", [UnreachableError("gone"), RuntimeError("a fault of the cache")], ids=["", "fault"])
+def test_a_list_that_was_waited_for_and_failed_is_an_error_of_the_look_where_it_is_the_api_server_s(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "_WAITS_S", (1000.0,))
+    script = Held(error)
+    found = WatchCache(script, lambda document: document, time.monotonic)
+    found.start()
+    threading.Timer(0.2, script.may_end.set).start()
+    if isinstance(error, PlatformError):
+        with pytest.raises(UnreachableError, match="gone"):
+            found.fresh()
+    assert found.fresh() is None  # whoever asks lists for himself
+    found.close()
+
+
+def test_nobody_waits_for_a_list_of_a_cache_that_was_closed_before() -> None:
+    script = Held()
+    found = WatchCache(script, lambda document: document, time.monotonic)
+    found._stop.set()
+    found.start()
+    assert found.fresh() is None and script.lists == 0
+    found.close()
+
+
 def test_an_older_form_does_not_undo_what_a_write_was_answered() -> None:
     script, found = simulated()
     found.put(Kept.of(thing("a", "12", spec={"replicas": 1})))
