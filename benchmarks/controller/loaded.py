@@ -29,7 +29,8 @@ class Server:
         """Raises ClickException where the answer is not one of ``expected``."""
         kind = MERGE if method == "PATCH" else "application/json"
         headers = {**self._api.default_headers, "Content-Type": kind}
-        self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)  # a token is no default header
+        # a token is no default header of the client
+        self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
         reply = self._api.rest_client.pool_manager.request(
             method, self._root + path, body=orjson.dumps(body), headers=headers, timeout=TIMEOUT_S
         )
