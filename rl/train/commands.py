@@ -76,6 +76,8 @@ def train(
         refuse_other_machines([pipelines for pipelines in settings.pipelines if not pipelines.cluster])
     console = Console(stderr=True)
     run = Run(settings, out, traces, log)
+    for note in run.validator.notes():
+        console.print(note)
     with interruptible(console) as stop, Display(console, settings.windows, minutes, run) as display:
         run.go(minutes, display.window, display.validation, stop.is_set)
     (out / "curve.json").write_text(json.dumps(run.progress.curve, indent=1))

@@ -28,11 +28,14 @@ from rl.train.errors import TrainingError
 from rl.train.parallel_episodes import Decide, simulate_all
 from rl.train.settings import TrainingSettings, ValidationSettings
 from rl.train.training_workloads import Kind, reference_of, starts_within
-from traces.traffic import REPLAYED_PATTERNS
+from traces.traffic import REPLAYED_PATTERNS, has_sources
 
 FEWEST_JUDGED = 6
 """Windows of a clip that have requests, after the warm-up."""
 MOST_TRIED = 40
+MOST_UNSERVED = 5
+"""Clips of a pattern in which nothing is found that keeps λ before it is left out, as long as the workload has no clips
+of other patterns. Each takes seconds, and where a cluster is too small for a workload all would be in vain."""
 MOST_TRIALS = 60
 """Deployments that the search of a configuration that keeps λ judges on a clip."""
 
@@ -97,18 +100,35 @@ class Validator:
     """The clips of a run; starts and bounds are searched once and kept in ``cache``."""
 
     def __init__(self, settings: TrainingSettings, cache: Path, data: Path | None = None) -> None:
+        """Raises TrainingError where there are no clips to judge on."""
         self.settings, self.cache, self.data = settings, cache, data
         self._kinds = {kind.name: kind for kind in settings.judged}
         self._works: dict[Clip, Work] = {}
-        self.clips = {
-            kind.name: [
-                clip
-                for rates in self._rates(kind)
-                for pattern in REPLAYED_PATTERNS
-                for clip in self._choose(kind, pattern, rates)
+        self.left_out: dict[str, list[str]] = {}
+        """Workload → patterns, with their rates where there are several, of which no clip was found in which any
+        configuration keeps λ."""
+        chosen = {kind.name: self._clips_of(kind) for kind in self._kinds.values()}
+        self.clips = {name: clips for name, clips in chosen.items() if clips}
+        if not self.clips:
+            raise TrainingError(f"{self.notes()[-1]}; nothing is left to validate on")
+
+    def notes(self) -> list[str]:
+        """What is to be known of the clips, in sentences: where they are synthetic, and which workloads they lack."""
+        notes = []
+        if not has_sources(self.data):
+            notes.append(
+                "no public traces here: training and validation hours are both synthetic, drawn with different seeds "
+                "(--traces names a folder of public ones)"
+            )
+        if self.left_out:
+            names = [
+                f"{name} ({', '.join(cells)})" if name in self.clips else name for name, cells in self.left_out.items()
             ]
-            for kind in self._kinds.values()
-        }
+            notes.append(
+                f"validation leaves out {', '.join(names)}: no configuration, the same for all experts, was found that "
+                "keeps the SLO there; --relative-slo sets a larger one, --world unlimited has room for every replica"
+            )
+        return notes
 
     def work(self, clip: Clip) -> Work:
         """Work of a clip of :attr:`clips`, made once."""
@@ -121,9 +141,21 @@ class Validator:
         """Lowest and highest mean rate, of one set of clips after the other."""
         return [kind.mean_rps] if kind.mean_rps else [(rate, rate) for rate in self.settings.validation.mean_rps]
 
-    def _choose(self, kind: Kind, pattern: str, rates: tuple[float, float]) -> list[Clip]:
-        """Clips of a pattern with enough windows to be judged: a bursty hour may hold its requests in two of them."""
-        settings, name = self.settings.validation, kind.name
+    def _clips_of(self, kind: Kind) -> list[Clip]:
+        """The clips of every rate and pattern; a pattern without any is put into :attr:`left_out`."""
+        clips: list[Clip] = []
+        for rates, pattern in itertools.product(self._rates(kind), REPLAYED_PATTERNS):
+            some = self._choose(kind, pattern, rates, MOST_TRIED if clips else MOST_UNSERVED)
+            clips += some
+            if not some:
+                at = f" at {rates[0]:g} requests/s" if len(self._rates(kind)) > 1 else ""
+                self.left_out.setdefault(kind.name, []).append(pattern + at)
+        return clips
+
+    def _choose(self, kind: Kind, pattern: str, rates: tuple[float, float], most_unserved: int) -> list[Clip]:
+        """Clips of a pattern with enough windows to be judged: a bursty hour may hold its requests in two of them. None
+        where in none of those that had enough, at most ``most_unserved``, λ can be kept. Raises TrainingError."""
+        settings, name, unserved = self.settings.validation, kind.name, 0
         drawn = training_clips(
             (name,), (pattern,), seed=len(name), split="validation",
             seconds=settings.seconds * kind.window_s / WINDOW_S, mean_rps=rates,
@@ -139,10 +171,16 @@ class Validator:
                 continue
             busy = np.unique(work.requests.arrival_s // clip.window_s)
             fewest = min(FEWEST_JUDGED, work.seconds // clip.window_s - settings.warm_up)
-            if (busy >= settings.warm_up).sum() >= fewest and self._served(clip):
-                clips.append(clip)
+            if (busy >= settings.warm_up).sum() >= fewest:
+                served = self._served(clip)
+                clips += [clip] if served else []
+                unserved += not served
             if len(clips) == settings.seeds:
                 return clips
+            if not clips and unserved == most_unserved:
+                break
+        if unserved and not clips:
+            return []
         raise TrainingError(
             f"validation: {MOST_TRIED} {pattern} clips of {name} have fewer than {settings.seeds} to judge"
         )
