@@ -1,8 +1,9 @@
 """Objects of one kind as a watch of the API server keeps them: listed once, then followed, in a thread.
 
 A cache is an aid, never the only way: where its watch is not whole (not yet begun, broken off, too old), ``objects``
-answers None, and whoever asks lists for itself. So an API server that is gone is seen as before, and what is read is as
-young as the watch, which is milliseconds; a watch that hangs is cut by its own end after ``WATCH_S``.
+answers None, and whoever asks lists for itself (``fresh`` waits for a list that is under way). So an API server that is
+gone is seen as before, and what is read is as young as the watch, which is milliseconds; a watch that hangs is cut by
+its own end after ``WATCH_S``.
 """
 
 from __future__ import annotations
