@@ -14,7 +14,6 @@ import shutil
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO
 
 from gateway.contract import BackendError, FunctionSpec, InvalidSpecError
 from gateway.placement import parse_placement
@@ -24,6 +23,7 @@ NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?")
 MACHINE_VARIABLE = "smoe_machine"
 PREFIX = "smoe-nodes-"
 LOCK = "lock"
+ATTEMPTS = 100
 
 
 def placement_of(spec: FunctionSpec, machines: tuple[str, ...]) -> dict[str, int] | None:
@@ -57,15 +57,34 @@ class LockedFolder:
     def __init__(self, root: Path, prefix: str) -> None:
         """Makes it; those that a gateway left behind which is gone are removed. Raises OSError."""
         remove_abandoned(root, prefix)
-        self.folder = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
-        (self.folder / LOCK).touch(mode=0o600)
-        self._lock: IO[str] = (self.folder / LOCK).open("w")
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self.folder, self._lock = _locked(root, prefix)
 
     def close(self) -> None:
         """Give the memory back; pages that a worker still maps go with that worker."""
         shutil.rmtree(self.folder, ignore_errors=True)
-        self._lock.close()
+        os.close(self._lock)
+
+
+def _locked(root: Path, prefix: str) -> tuple[Path, int]:
+    """A new folder and the descriptor that holds its lock. Another gateway that starts at the same time takes a folder
+    for abandoned until its lock is held, and removes it; then the next one is made. Raises OSError."""
+    for _ in range(ATTEMPTS):
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
+        try:
+            lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        except FileNotFoundError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(lock).st_nlink:
+                return folder, lock
+        except BlockingIOError:
+            pass  # whoever holds it removes the folder
+        except OSError:
+            os.close(lock)
+            raise
+        os.close(lock)
+    raise OSError(f"other gateways removed {ATTEMPTS} folders in {root} that were made one after the other")
 
 
 class MachineFolders(LockedFolder):

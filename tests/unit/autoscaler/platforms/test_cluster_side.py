@@ -180,10 +180,14 @@ def test_who_only_watches_takes_no_lease_and_keeps_nothing(
     cluster_side = side(kubeconfig, lease="controller", **watching)
     stop = threading.Event()
     cluster_side.start(stop)
-    assert cluster_side.wait(stop, 0.0) is False
-    cluster_side.platform.configurations()
-    cluster_side.keep()
-    assert writes(double) == [] and not cluster_side.leads()
+    try:
+        assert cluster_side.wait(stop, 0.0) is False
+        cluster_side.platform.configurations()
+        cluster_side.keep()
+        assert writes(double) == [] and not cluster_side.leads()
+    finally:
+        stop.set()
+        cluster_side.close()
 
 
 @pytest.mark.slow
