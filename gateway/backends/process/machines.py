@@ -14,6 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import IO
 
 from gateway.contract import BackendError, FunctionSpec, InvalidSpecError
 from gateway.placement import parse_placement
@@ -62,11 +63,11 @@ class LockedFolder:
     def close(self) -> None:
         """Give the memory back; pages that a worker still maps go with that worker."""
         shutil.rmtree(self.folder, ignore_errors=True)
-        os.close(self._lock)
+        self._lock.close()
 
 
-def _locked(root: Path, prefix: str) -> tuple[Path, int]:
-    """A new folder and the descriptor that holds its lock. Another gateway that starts at the same time takes a folder
+def _locked(root: Path, prefix: str) -> tuple[Path, IO[str]]:
+    """A new folder and the open file that holds its lock. Another gateway that starts at the same time takes a folder
     for abandoned until its lock is held, and removes it; then the next one is made. Raises OSError."""
     for _ in range(ATTEMPTS):
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
@@ -77,7 +78,7 @@ def _locked(root: Path, prefix: str) -> tuple[Path, int]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(lock).st_nlink:
-                return folder, lock
+                return folder, os.fdopen(lock, "w")  # which may be closed twice, a descriptor may not
         except BlockingIOError:
             pass  # whoever holds it removes the folder
         except OSError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -62,7 +61,16 @@ def test_a_folder_whose_lock_another_gateway_holds_at_that_moment_is_left_to_it(
 
 def test_what_a_gateway_left_behind_is_removed_by_the_next_one(tmp_path: Path) -> None:
     gone = LockedFolder(tmp_path, "smoe-run-")
-    os.close(gone._lock)  # as the kernel does when a process is killed
+    gone._lock.close()  # as the kernel does when a process is killed
     folder = LockedFolder(tmp_path, "smoe-run-")
     assert list(tmp_path.iterdir()) == [folder.folder]
     folder.close()
+
+
+def test_it_may_be_closed_twice_and_a_file_opened_in_between_stays_open(tmp_path: Path) -> None:
+    folder = LockedFolder(tmp_path, "smoe-run-")
+    folder.close()
+    with (tmp_path / "other").open("w") as other:
+        folder.close()
+        other.write("x")
+        other.flush()
