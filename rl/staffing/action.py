@@ -78,13 +78,18 @@ def room_of(room: Floats32 | None) -> Resources | None:
 
 @dataclass(frozen=True)
 class Depth:
-    """Replicas of every expert on cores that its work by CPU time asks for; [experts] in the order of
+    """Replicas of functions on cores that their work by CPU time asks for; [functions], of experts in the order of
     ``workload.experts``."""
 
     running: Ints
     """That always run, at least."""
     together: Ints
-    """That run and wait together, at least, of experts that are to have standbys."""
+    """That run and wait together, at least, of functions that are to have standbys."""
+
+    def standbys(self, wanted: Ints, running: Ints) -> Ints:
+        """``wanted`` ones next to so many that run (both [functions]), and those that :attr:`together` lacks."""
+        standbys: Ints = np.minimum(np.maximum(wanted, self.together - running), MAX_STANDBYS)
+        return standbys
 
 
 class Staffing:
@@ -178,9 +183,8 @@ def _deepened(
     on_cores = rules & np.array([not one.gpu_share for one in planned])
     more = np.where(on_cores, np.maximum(0, depth.running - running), 0)
     running = running + granted(more, planned, priority, room)
-    deeper = np.minimum(np.maximum(wanted, depth.together - running), MAX_STANDBYS)
     planned = [replace(one, replicas=int(count)) for one, count in zip(planned, running, strict=True)]
-    return planned, np.where(on_cores & (wanted > 0), deeper, wanted)
+    return planned, np.where(on_cores & (wanted > 0), depth.standbys(wanted, running), wanted)
 
 
 def granted(

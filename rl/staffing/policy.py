@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -63,7 +62,8 @@ class StaffingRule:
         priority = np.array([1.0 if share is None else share for share in shares])
         room = self.encoder.room(observation)
         work = Work.of(memory).after(observation) if self._by_cpu else None
-        depth = None if work is None else self._depth(observation, work)
+        experts = [node.function for node in self._workload.experts]
+        depth = None if work is None else self._depth(experts, observation, work)
         answer = proposal(self._staffing, self._workload, observation, self._actions, priority, room, memory, depth)
         if work is None:
             return answer
@@ -77,27 +77,31 @@ class StaffingRule:
         stated = {name: _stating(one, work.token_s.get(name)) for name, one in desired.items()}
         return replace(answer, desired=stated, reasons={**answer.reasons, **reasons}, memory=work)
 
-    def _depth(self, observation: Observation, work: Work) -> Depth:
+    def _depth(self, functions: Sequence[str], observation: Observation, work: Work) -> Depth:
         """Replicas for ``load`` times the window's work always run, and as many wait as make ``REACH`` times that work
         together. The planner knows a call's time, not what a quota makes of a stream of them, so by itself it takes
         one replica for enough."""
-        busy = np.array([work.busy(node.function, observation) for node in self._workload.experts])
+        busy = np.array([work.busy(function, observation) for function in functions])
         return Depth(np.ceil(self._load * busy).astype(int), np.ceil(REACH * busy).astype(int))
 
     def _staffed_segments(self, observation: Observation, work: Work) -> dict[str, Configuration]:
-        """Those of an expert's :meth:`_depth` for every segment on cores, with the standbys of the rule at least."""
+        """Those of :meth:`_depth` for every segment on cores, one at least, with the standbys of the rule at least."""
         if self._segments is None:
             return {}
-        staffed = {}
-        for node in observation.nodes:
-            if node.kind != "segment" or node.configuration is None or node.configuration.gpu_share:
-                continue
-            busy = work.busy(node.function, observation)
-            replicas = max(1, math.ceil(self._load * busy))
-            waiting = max(self._segments.standbys, math.ceil(REACH * busy) - replicas)
-            burst = replace(self._segments, standbys=min(waiting, MAX_STANDBYS))
-            staffed[node.function] = replace(node.configuration, replicas=replicas, burst=burst)
-        return staffed
+        present = {
+            node.function: node.configuration
+            for node in observation.nodes
+            if node.kind == "segment" and node.configuration is not None and not node.configuration.gpu_share
+        }
+        depth = self._depth(list(present), observation, work)
+        running = np.maximum(1, depth.running)
+        waiting = depth.standbys(np.full_like(running, self._segments.standbys), running)
+        return {
+            function: replace(
+                present[function], replicas=int(count), burst=replace(self._segments, standbys=int(standbys))
+            )
+            for function, count, standbys in zip(present, running, waiting, strict=True)
+        }
 
 
 class LearntStaffingPolicy:
