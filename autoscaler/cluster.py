@@ -6,9 +6,11 @@ import logging
 import os
 import socket
 import threading
+import time
 
 from prometheus_client import CollectorRegistry
 
+from autoscaler.errors import UndecidedError
 from autoscaler.lease import Elector, LeaseSettings
 from autoscaler.platforms.kubernetes import Condition, GpuSettings, KubernetesClient, KubernetesPlatform, Rate, connect
 from autoscaler.platforms.kubernetes.metrics import PlatformMetrics
@@ -27,14 +29,18 @@ class ClusterSide:
         pipeline: str,
         rate: Rate | None = None,
         progress: Progress | None = None,
+        *,
+        counted: bool = False,
     ) -> None:
         """Sends nothing yet. ``rate``: another limit of calls than the client's own; ``progress``: called with ticks
-        and writes, asked whether they go on. Raises PlatformError where no cluster is named anywhere.
+        and writes, asked whether they go on; ``counted``: waits to lead no longer than a takeover takes, as its ticks
+        are counted. Raises PlatformError where no cluster is named anywhere.
         """
         api = connect(settings.kubeconfig)
         self.progress = progress or Progress(stalled_after(settings.stalled_s, settings.interval_s))
         self._acts = not (settings.dry_run or settings.shadow)
         self._elector: Elector | None = None
+        self._leads_within_s = float("inf")
         self._thread: threading.Thread | None = None
         self._logged: tuple[str, ...] = ()
         namespace = settings.kubernetes_namespace or settings.namespace
@@ -42,6 +48,8 @@ class ClusterSide:
             lease = LeaseSettings(settings.lease, identity())
             store = KubernetesClient(api, namespace, timeout_s=lease.call_s)
             self._elector = Elector(store, lease, goes_on=self.progress.goes_on)
+            if counted:
+                self._leads_within_s = lease.takeover_s
         client = KubernetesClient(api, namespace, guard=self._before_write, rate=rate)
         gpu = GpuSettings(settings.gpu_memory_mb, settings.gpu_host_ipc)
         wait_s = settings.unschedulable_s
@@ -70,11 +78,18 @@ class ClusterSide:
         return self._acts and (self._elector is None or self._elector.leads())
 
     def wait(self, stop: threading.Event, wait_s: float) -> bool:
-        """Whether to end; returns after ``wait_s`` and not before this controller leads (or only watches)."""
+        """Whether to end; returns after ``wait_s`` and not before this controller leads (or only watches).
+
+        Raises UndecidedError where ticks are counted and it does not lead in time.
+        """
         self.progress.turn()
         ended = stop.wait(wait_s)
         self.progress.turn()
+        begun_s = time.monotonic()
         while not ended and self._elector is not None and not self._elector.leads():
+            if time.monotonic() - begun_s >= self._leads_within_s:
+                waited = f"no tick, as this controller did not lead within {self._leads_within_s:g} s"
+                raise UndecidedError(f"{waited}: {self._elector.obstacle()}")
             ended = stop.wait(0.2)
             self.progress.turn()
         return ended

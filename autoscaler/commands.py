@@ -39,7 +39,7 @@ from autoscaler.topology import load_topology
 @click.option(
     "--ticks",
     type=click.IntRange(min=1),
-    help="Stop after this many ticks; with exit status 1 where none could decide.",
+    help="Stop after this many ticks; with exit status 1 where none could decide, or the lease is not to be had.",
 )
 @click.option(
     "--log-level",

@@ -4,7 +4,7 @@ AutoscalerError
 ├── ConfigurationError          a configuration that cannot be
 ├── SettingsError               a setting with a value that is not allowed
 ├── MetricsError                a metrics source cannot be reached or read
-├── UndecidedError              none of the ticks that were asked for could decide
+├── UndecidedError              none of the ticks that were asked for could decide, or the lease was not to be had
 ├── LogError                    a file of the function logger cannot be read or written
 └── PlatformError               a change could not be read or made
     ├── FunctionGoneError       the function is not deployed
@@ -31,7 +31,7 @@ class MetricsError(AutoscalerError):
 
 
 class UndecidedError(AutoscalerError):
-    """None of the ticks that were asked for had the data, or the functions, to decide by."""
+    """None of the ticks that were asked for had the data, or the functions, to decide by, or the lease to begin."""
 
 
 class LogError(AutoscalerError, OSError):

@@ -51,6 +51,12 @@ class LeaseSettings(Checked):
     deadline_s: float = 8.0
     call_s: float = 5.0
 
+    @property
+    def takeover_s(self) -> float:
+        """After so long a controller that may lead does: a dead leader's lease has ended, was seen to, and was
+        taken."""
+        return self.duration_s + self.retry_s + self.call_s
+
     def rules(self) -> Iterable[Rule]:
         two_at_once = self.deadline_s + self.call_s >= self.duration_s
         return (
@@ -85,6 +91,8 @@ class Elector:
         """Whether the lease was this controller's when it was last read."""
         self._seen = ""
         self._seen_at_s = 0.0
+        self._obstacle = "it was not asked for yet"
+        """Why the lease was not this controller's when it was last asked for."""
 
     def leads(self) -> bool:
         """Whether this controller may act now."""
@@ -97,6 +105,10 @@ class Elector:
         if not self.leads():
             raise NotLeaderError(f"{self._settings.identity} does not hold the lease {self._settings.name}")
 
+    def obstacle(self) -> str:
+        """Why this controller did not lead when it last asked, in a sentence that names the lease."""
+        return f"the lease {self._settings.name} is not this controller's: {self._obstacle}"
+
     def step(self) -> bool:
         """Take or renew the lease, or look whether its holder is gone; to be called every ``retry_s``."""
         begun_s = self._clock()
@@ -106,6 +118,7 @@ class Elector:
                 if self._holds:
                     self._leads_until_s = begun_s + self._settings.deadline_s
         except PlatformError as error:
+            self._obstacle = str(error)
             log.warning("lease %s: %s", self._settings.name, error)
         leads = self.leads()
         if leads != self._led:
@@ -154,6 +167,7 @@ class Elector:
             self._seen, self._seen_at_s = version, self._clock()
         ended = self._clock() - self._seen_at_s >= float(spec.get("leaseDurationSeconds") or self._settings.duration_s)
         if holder and not ended:
+            self._obstacle = f"{holder} holds it"
             return False
         self._store.put_lease(self._lease(lease, taken=True))
         return True

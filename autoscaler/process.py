@@ -41,7 +41,9 @@ class ControllerProcess:
         self._stopped = threading.Event()
         self._progress = Progress(stalled_after(settings.stalled_s, settings.interval_s))
         on_cluster = settings.platform == "kubernetes"
-        self._cluster = ClusterSide(settings, pipeline, progress=self._progress) if on_cluster else None
+        self._cluster = (
+            ClusterSide(settings, pipeline, progress=self._progress, counted=ticks is not None) if on_cluster else None
+        )
         platform = (
             build_platform(settings, pipeline, self._progress.sign) if self._cluster is None else self._cluster.platform
         )
@@ -64,7 +66,7 @@ class ControllerProcess:
 
     def run(self) -> None:
         """Tick until stopped; then everything that was started has ended. Raises UndecidedError where ticks were
-        counted and none of them could decide: without a count it goes on trying."""
+        counted and none of them could decide, or the lease could not be had: without a count it goes on trying."""
         exposition = self._expose(self._settings.metrics_port) if self._settings.metrics_port else None
         if self._cluster is not None:
             self._cluster.start(self._stopped)

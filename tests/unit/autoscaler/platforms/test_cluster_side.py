@@ -12,12 +12,15 @@ import prometheus_client
 import pytest
 import yaml
 from click.testing import CliRunner
+from kubernetes import client
 
 from autoscaler.build import build_controller
 from autoscaler.cluster import ClusterSide
 from autoscaler.commands import autoscale
 from autoscaler.errors import PlatformError, SettingsError, UndecidedError
-from autoscaler.lease import NotLeaderError
+from autoscaler.lease import Elector, LeaseSettings, NotLeaderError
+from autoscaler.platforms.kubernetes import KubernetesClient
+from autoscaler.platforms.kubernetes.client import api_client
 from autoscaler.policy.fallback import FallbackPolicy
 from autoscaler.progress import Progress
 from autoscaler.settings import ControllerSettings
@@ -51,6 +54,13 @@ def kubeconfig(double: Running, tmp_path: Path) -> Path:
 def side(kubeconfig: Path, **changes: Any) -> ClusterSide:
     settings = ControllerSettings("http://127.0.0.1:1", Path(), platform="kubernetes", kubeconfig=kubeconfig, **changes)
     return ClusterSide(settings, "m")
+
+
+def store_of(double: Running) -> KubernetesClient:
+    """Where another controller keeps the lease."""
+    named = client.Configuration(host=double.url)
+    named.api_key["BearerToken"] = "Bearer s3cret"
+    return KubernetesClient(api_client(named), "openfaas-fn")
 
 
 def orders(double: Running) -> list[str]:
@@ -169,6 +179,55 @@ def test_a_lease_whose_thread_ended_is_reported(double: Running, kubeconfig: Pat
     stop.set()
     found.close()
     assert "nobody stands for the lease any more" in found.trouble()
+
+
+def lost_call(kubeconfig: Path, folder: Path) -> str:
+    """What ``smoe autoscale --ticks 1 --lease`` ends with where it does not come to lead."""
+    manifest = write_pipeline(folder / "pipelines" / "tiny")
+    arguments = ["--gateway", "http://127.0.0.1:9", "--state", str(folder), "--manifest", str(manifest)]
+    arguments += ["--pipeline", "tiny", "--interval", "0.01s", "--ticks", "1", "--lease", "controller"]
+    arguments += ["--platform", "kubernetes", "--kubeconfig", str(kubeconfig)]
+    done = CliRunner().invoke(autoscale, arguments)
+    assert done.exit_code == 1 and isinstance(done.exception, UndecidedError), done.output
+    assert done.stdout == ""  # no tick
+    return str(done.exception)
+
+
+def test_counted_ticks_end_where_no_cluster_can_be_reached_to_lead(
+    double: Running, kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LeaseSettings, "takeover_s", 0.5)
+    kubeconfig.write_text(kubeconfig.read_text().replace(double.url, "http://127.0.0.1:9"))
+    sentence = lost_call(kubeconfig, tmp_path)
+    assert sentence.startswith("no tick, as this controller did not lead within 0.5 s: the lease controller is not")
+    assert "at http://127.0.0.1:9 failed" in sentence
+
+
+def test_counted_ticks_end_where_another_controller_keeps_the_lease(
+    double: Running, kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Elector(store_of(double), LeaseSettings("controller", "other-1"))
+    assert other.step()
+    monkeypatch.setattr(LeaseSettings, "takeover_s", 0.5)
+    assert lost_call(kubeconfig, tmp_path).endswith("the lease controller is not this controller's: other-1 holds it")
+    assert orders(double) == [] and other.leads()
+
+
+def test_without_a_count_a_controller_waits_to_lead_for_as_long_as_it_takes(
+    double: Running, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LeaseSettings, "takeover_s", 0.0)
+    other = Elector(store_of(double), LeaseSettings("controller", "other-1"))
+    assert other.step()
+    waiting, stop = side(kubeconfig, lease="controller"), threading.Event()
+    looks: list[float] = []
+
+    def wait(wait_s: float) -> bool:
+        looks.append(wait_s)
+        return len(looks) > 3
+
+    monkeypatch.setattr(stop, "wait", wait)
+    assert waiting.wait(stop, 1.0) is True and looks == [1.0, 0.2, 0.2, 0.2]
 
 
 @pytest.mark.slow
