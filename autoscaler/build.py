@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 
 from autoscaler.capacity import load_capacity
-from autoscaler.contract import MetricsSource, Platform, Topology
+from autoscaler.contract import MetricsSource, Platform, Policy, Topology
 from autoscaler.decision.limits import LimitSettings
 from autoscaler.logger import FunctionLogger
 from autoscaler.loop import Controller
@@ -36,10 +36,7 @@ def build_controller(settings: ControllerSettings, platform: Platform | None = N
     """
     making = _making(settings)
     topology, limits, prices = making.topology, making.limits, making.prices
-    policy = make_policy(making)
-    watch = _watch(settings)
-    if watch is not None:
-        policy = FallbackPolicy(policy, HpaPolicy(hpa_settings(making)), watch)
+    policy = guarded(make_policy(making), making)
     if topology.generates:
         policy = InstancesPolicy(policy)
     auth = None if settings.password is None else (settings.user, settings.password)
@@ -79,6 +76,12 @@ def check_policy(settings: ControllerSettings) -> None:
 def _making(settings: ControllerSettings) -> Making:
     topology = load_topology(settings.manifest_dir, settings.max_functions)
     return Making(settings, topology, _limits(settings, topology.dtype), load_prices(settings.prices or DEFAULT_SHEET))
+
+
+def guarded(policy: Policy, making: Making) -> Policy:
+    """``policy``, with HPA to take over from it where the settings have it watched (docs/controller.md)."""
+    watch = _watch(making.settings)
+    return policy if watch is None else FallbackPolicy(policy, HpaPolicy(hpa_settings(making)), watch)
 
 
 def _watch(settings: ControllerSettings) -> FallbackSettings | None:

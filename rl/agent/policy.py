@@ -185,11 +185,14 @@ def make(making: Making) -> Policy:
         if not settings.actor:
             log.warning(WITHDRAWN, path.name)
         calls, space = call_times(making, settings, slo_s)
-        limits = replace(making.limits, space=space)
-        encoder = Encoder(making.topology, limits, making.prices, slo_s, calls)
-        return LearntPolicy(actor, encoder, ranges_of(path))
+        return LearntPolicy(actor, encoder_for(making, slo_s, calls, space), ranges_of(path))
     except (NetworkError, ProfileError, ValueError) as error:
         raise SettingsError(f"{NAME}: {error}") from error
+
+
+def encoder_for(making: Making, slo_s: float, calls: CallTimes, space: ConfigurationSpace) -> Encoder:
+    """The encoder of the states that the policy decides in. Raises ValueError."""
+    return Encoder(making.topology, replace(making.limits, space=space), making.prices, slo_s, calls)
 
 
 def call_times(making: Making, settings: MakingSettings, slo_s: float) -> tuple[CallTimes, ConfigurationSpace]:

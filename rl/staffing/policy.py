@@ -234,7 +234,11 @@ class LearntSettings(PlannerSettings):
 def make_rule(making: Making) -> Policy:
     """For ``--policy rl.staffing.policy:make_rule``; settings in ``--policy-settings FILE``. Raises SettingsError."""
     settings = making.settings_as(RuleSettings)
-    workload = workload_of(making, settings)
+    return rule_for(making, settings, workload_of(making, settings))
+
+
+def rule_for(making: Making, settings: RuleSettings, workload: Workload) -> StaffingRule:
+    """The rule, planning with the call times of ``workload``."""
     values = settings.values(workload.measured)
     segments = settings.segment_standbys if values["standbys"] and "segment" in making.kinds else 0
     return StaffingRule(workload, _encoder(making, workload), values, segments)

@@ -26,7 +26,8 @@ from simulation.engine.simulation import BOUNDS, Window
 from simulation.latency.contract import LimitedLatencyModel
 
 Values = dict[Series, dict[Key, float]]
-_BOUNDS = (*BOUNDS[:-1].tolist(), math.inf)
+BOUNDS_OF_HISTOGRAMS = (*BOUNDS[:-1].tolist(), math.inf)
+"""Upper bounds in seconds of the ingress' histograms, the last one infinite."""
 _SLACK_S = 1e-6
 
 
@@ -81,7 +82,7 @@ class SimulatedMetrics:
         histograms: dict[Series, dict[Key, Buckets]] = {
             Series.REQUEST_SECONDS: {(pipeline,): _buckets(sum_of([w.request_histogram[None] for w in windows]))[0]},
             Series.ARRIVAL_RATES: {
-                (pipeline, f"{look_back_s:g}"): _cumulative((*RATES, math.inf), self._rates(windows, look_back_s))
+                (pipeline, f"{look_back_s:g}"): cumulative((*RATES, math.inf), self._rates(windows, look_back_s))
                 for look_back_s in LOOK_BACKS_S
             },
             Series.LAYER_BARRIER_SECONDS: {
@@ -190,7 +191,7 @@ def sum_of(arrays: Sequence[Ints]) -> Ints:
 
 def _buckets(counts: Ints) -> list[Buckets]:
     """One histogram a row of ``counts [rows, bounds]``."""
-    return [_cumulative(_BOUNDS, row) for row in counts]
+    return [cumulative(BOUNDS_OF_HISTOGRAMS, row) for row in counts]
 
 
 def _quantiles(q: float, counts: Ints) -> list[float | None]:
@@ -209,9 +210,10 @@ def _quantiles(q: float, counts: Ints) -> list[float | None]:
 
 def histogram_of(seconds: Floats) -> Buckets:
     """``seconds`` [values] in the ingress' buckets."""
-    return _cumulative(_BOUNDS, np.bincount(np.searchsorted(_BOUNDS, seconds), minlength=len(_BOUNDS)))
+    bounds = BOUNDS_OF_HISTOGRAMS
+    return cumulative(bounds, np.bincount(np.searchsorted(bounds, seconds), minlength=len(bounds)))
 
 
-def _cumulative(bounds: Sequence[float], counts: Ints) -> Buckets:
-    """``counts [bounds]``, the last bound infinite."""
+def cumulative(bounds: Sequence[float], counts: Ints) -> Buckets:
+    """``counts [bounds]`` as an ingress counts them: each bucket holds those below it, too."""
     return tuple(zip(bounds, np.cumsum(counts).astype(np.float64).tolist(), strict=True))

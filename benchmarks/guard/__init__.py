@@ -1,0 +1,1 @@
+"""Whether a guarded policy is ever worse than HPA: ``python -m benchmarks.guard``."""
