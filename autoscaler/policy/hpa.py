@@ -1,8 +1,17 @@
 """Kubernetes' HorizontalPodAutoscaler as a policy: replicas from a metric's ratio to its target.
 
 Source: Kubernetes, pkg/controller/podautoscaler/replica_calculator.go and horizontal.go. What a metric asks for is in
-``demand``, what time and rate make of it in ``pace``. Several metrics: the largest wins; a metric without data forbids
-scaling down. Departures: metrics come per function, not per pod; other axes of the configuration stay as they are.
+``demand``, what time and rate make of it in ``pace``.
+
+- ``cpu``: ``ceil(ready · utilisation / target)``. Replicas that are not ready, or too new to be measured, count as idle
+  on the way up and, when ready, as fully busy on the way down; when that turns the direction, the scale stays.
+- ``concurrency``: mean calls at replicas and waiting for one, over the target's share of slots.
+- The largest metric wins; one without data forbids scaling down. A ratio within ``tolerance`` of 1 changes nothing. A
+  function at zero is left alone.
+- Up at once, within the rate; down to the largest recommendation of the last ``down_stabilisation_s``, of which the
+  scale at the start is one.
+
+Departures: metrics come per function, not per pod; other axes of the configuration stay as they are.
 """
 
 from __future__ import annotations

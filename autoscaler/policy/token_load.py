@@ -3,7 +3,8 @@
 The system of arXiv 2510.02613 reconfigures a whole MoE model without downtime; it is not a per-expert scaler. The paper
 lists it as one "that independently [scales] per-expert configuration based on observed token load", and that is built
 here: ``replicas = ceil(tokens/s / (utilisation · tokens/s of one replica))``, a vertical class by the tercile of the
-expert's load among all experts, hysteresis on both. It knows nothing of the SLO, of layers, or of concurrency.
+expert's load among all experts, hysteresis on both. It knows nothing of the SLO, of layers, or of concurrency. A
+replica's tokens/s are its class's, or measured, in proportion to cores or GPU share; unknown: held.
 """
 
 from __future__ import annotations
