@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import time
 
-from autoscaler.platforms.kubernetes.cache import ClientSource, Kept, WatchCache, trimmed_deployment, trimmed_pod
+from autoscaler.platforms.kubernetes.cache import (
+    ClientSource,
+    Kept,
+    WatchCache,
+    read_all,
+    trimmed_deployment,
+    trimmed_pod,
+)
 from autoscaler.platforms.kubernetes.client import KubernetesClient, Object
 from autoscaler.platforms.kubernetes.store import Known
 from platform_words.labels import FUNCTION_LABEL, PIPELINE_LABEL
@@ -55,10 +62,10 @@ class Cluster:
         """Take over what there is now. Raises UnreachableError, RefusedError."""
         deployments, pods = (None, None) if self._caches is None else (cache.fresh() for cache in self._caches)
         if deployments is None:
-            listed = self._client.deployments(FUNCTION_LABEL)
-            deployments = [Kept.of(trimmed_deployment(document)) for document in listed]
+            ask = self._client.deployments
+            deployments = read_all(lambda: [Kept.of(trimmed_deployment(one)) for one in ask(FUNCTION_LABEL)])
         if pods is None:
-            pods = [Kept.of(trimmed_pod(document)) for document in self._client.pods(self._pods)]
+            pods = read_all(lambda: [Kept.of(trimmed_pod(one)) for one in self._client.pods(self._pods)])
         self.known.look(deployments, pods)
         self.was_looked_at = True
 

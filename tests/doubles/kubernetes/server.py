@@ -59,6 +59,8 @@ class ApiServer:
         """Functions whose writes are answered 500."""
         self.refusals: dict[tuple[str, str], Refusal] = {}
         """(verb, resource) → what it is answered, whatever it asks."""
+        self.ending = 0
+        """So many of the next watches end as soon as they are open."""
         self.calls: list[Call] = []
         self.watching = 0
         self._cut = asyncio.Event()
@@ -168,6 +170,9 @@ class ApiServer:
         return StreamingResponse(stream, media_type="application/json")
 
     async def _events(self, request: Request, resource: str, namespace: str, version: int) -> AsyncIterator[bytes]:
+        if self.ending:
+            self.ending -= 1
+            return
         query, cut = request.query_params, self._cut
         selector = query.get("labelSelector", "")
         loop = asyncio.get_running_loop()

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
-import time
 import tracemalloc
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
@@ -15,8 +11,8 @@ from autoscaler.actuator.actuator import apply
 from autoscaler.contract import Decision
 from autoscaler.errors import PlatformError, UnreachableError
 from autoscaler.platforms.kubernetes import KubernetesPlatform, cache, store
-from autoscaler.platforms.kubernetes.cache import Kept, WatchCache, trimmed_deployment, trimmed_pod
-from autoscaler.platforms.kubernetes.client import Event, ExpiredError, Rate
+from autoscaler.platforms.kubernetes.cache import Kept, trimmed_deployment, trimmed_pod
+from autoscaler.platforms.kubernetes.client import Rate
 from autoscaler.platforms.kubernetes.conditions import conditions_of
 from autoscaler.platforms.kubernetes.deployments import configuration_of, live_of, resize_patch, settings_patch
 from autoscaler.platforms.kubernetes.store import Known
@@ -24,17 +20,9 @@ from tests.doubles.kubernetes.fixtures import Platforms
 from tests.doubles.kubernetes.functions import put, spec, writes
 from tests.doubles.kubernetes.running import Running
 from tests.unit.autoscaler.builders import configuration
+from tests.unit.autoscaler.platforms.watching import F, G, asked_by, put_many, reads, until
 
 pytestmark = pytest.mark.timeout(600)
-F, G = "m-expert-0-0", "m-expert-0-1"
-
-
-def until(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
-    """Wait for something that another thread does."""
-    end_s, pause = time.monotonic() + limit_s, threading.Event()
-    while not condition():
-        assert time.monotonic() < end_s, "not in time"
-        pause.wait(0.01)
 
 
 @pytest.fixture
@@ -47,17 +35,6 @@ def following(double: Running, platforms: Platforms) -> Iterator[KubernetesPlatf
     until(lambda: asked_by(double, platform.configurations) == [])
     yield platform
     platform.close()
-
-
-def asked_by(double: Running, act: Callable[[], object]) -> list[tuple[str, str]]:
-    """Verb and resource of the calls that come while ``act`` runs."""
-    before = double.do(lambda: len(double.api.calls))
-    act()
-    return double.do(lambda: [(one.verb, one.resource) for one in double.api.calls[before:]])
-
-
-def reads(double: Running) -> list[str]:
-    return double.do(lambda: [one.verb for one in double.api.calls if one.verb in ("get", "list", "watch")])
 
 
 def test_a_tick_that_changes_nothing_asks_nothing(double: Running, following: KubernetesPlatform) -> None:
@@ -110,15 +87,6 @@ def test_a_watch_that_is_too_old_lists_again(double: Running, following: Kuberne
     double.do(lambda: (put_many(double, 3), double.store.compact(), double.api.cut_watches()))
     until(lambda: len(following.configurations()) == 4)
     assert reads(double).count("list") > before
-
-
-def put_many(double: Running, count: int) -> None:
-    from gateway.backends.kubernetes import objects
-    from gateway.backends.kubernetes.settings import KubernetesSettings
-
-    for i in range(count):
-        document = objects.deployment(spec(f"m-more-{i}"), KubernetesSettings(), frozenset())
-        double.store.create("deployments", document, "smoe-gateway")
 
 
 def test_while_the_api_server_is_gone_nothing_old_is_taken_for_new(
@@ -254,105 +222,6 @@ def test_looking_at_all_functions_keeps_a_bounded_part_of_them_unpacked(monkeypa
     assert allocated(look) < whole / 5
 
 
-class Script:
-    """A source that does as it is told, one watch after the other."""
-
-    def __init__(self, watches: list[list[Event] | Exception]) -> None:
-        self.watches = watches
-        self.lists = 0
-        self.asked: list[str] = []
-        self.done = threading.Event()
-
-    def list(self) -> tuple[Iterator[dict[str, Any]], Callable[[], str]]:
-        self.lists += 1
-        return iter([thing("a", "1")]), lambda: "5"
-
-    def watch(self, version: str, seconds: int, opened: Callable[[Callable[[], None]], object]) -> Iterator[Event]:
-        self.asked.append(version)
-        opened(lambda: None)
-        if not self.watches:
-            self.done.set()
-            threading.Event().wait(0.05)
-            return
-        step = self.watches.pop(0)
-        if isinstance(step, Exception):
-            raise step
-        yield from step
-
-
-def thing(name: str, version: str, **more: Any) -> dict[str, Any]:
-    return {"metadata": {"name": name, "resourceVersion": version, "uid": name}, **more}
-
-
-def simulated(*watches: list[Event] | Exception) -> tuple[Script, WatchCache]:
-    script, clock = Script(list(watches)), itertools.count(0.0, cache.LIVED_S)
-    watch_cache = WatchCache(script, lambda document: document, lambda: next(clock))
-    watch_cache.start()
-    assert script.done.wait(20)
-    return script, watch_cache
-
-
-def test_each_watch_begins_where_the_last_one_ended() -> None:
-    script, found = simulated([("MODIFIED", thing("a", "7"))], [("BOOKMARK", thing("", "9"))])
-    assert script.asked[:3] == ["5", "7", "9"] and script.lists == 1
-    found.close()
-
-
-def test_an_expired_version_lists_again() -> None:
-    script, found = simulated(ExpiredError("watch"), [("ADDED", thing("b", "8"))])
-    assert script.lists == 2
-    assert {one.name for one in found.objects() or ()} == {"a", "b"}
-    found.close()
-
-
-@pytest.mark.parametrize("end", [[], [("MODIFIED", thing("a", "7"))], ExpiredError("watch")], ids=["", "event", "410"])
-def test_a_second_watch_in_a_row_that_ends_at_once_is_not_followed_by_a_third_before_a_pause(
-    end: list[Event] | Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cache, "_WAITS_S", (1000.0,))
-    script = Script([end] * 50)
-    watch_cache = WatchCache(script, lambda document: document, lambda: 0.0)
-    watch_cache.start()
-    until(lambda: len(script.asked) == 2 and watch_cache.objects() is None)
-    watch_cache.close()
-    assert len(script.asked) == 2 and not watch_cache._thread.is_alive()
-
-
-def test_watches_that_lived_are_followed_by_the_next_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "_WAITS_S", (1000.0,))
-    script, clock = Script([[]] * 50), itertools.count(0.0, cache.LIVED_S)
-    watch_cache = WatchCache(script, lambda document: document, lambda: next(clock))
-    watch_cache.start()
-    assert script.done.wait(20)
-    watch_cache.close()
-
-
-def test_pauses_between_watches_that_end_at_once_grow_up_to_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = Script([[]] * 6)
-    watch_cache = WatchCache(script, lambda document: document, lambda: 0.0)
-    waited: list[float | None] = []
-    monkeypatch.setattr(watch_cache._stop, "wait", waited.append)
-    watch_cache.start()
-    assert script.done.wait(20)
-    monkeypatch.undo()
-    watch_cache.close()
-    assert waited[:5] == [0.2, 1.0, 5.0, 5.0, 5.0]
-
-
-class Held(Script):
-    """Its lists wait until they may end; with ``error`` they end by it."""
-
-    def __init__(self, error: Exception | None = None) -> None:
-        super().__init__([])
-        self.error, self.may_end = error, threading.Event()
-
-    def list(self) -> tuple[Iterator[dict[str, Any]], Callable[[], str]]:
-        assert self.may_end.wait(20)
-        if self.error is not None:
-            raise self.error
-        return super().list()
-
-
 def test_a_first_look_reads_each_list_once(double: Running, platforms: Platforms) -> None:
     put(double, spec(F))
     platform = platforms()
@@ -361,50 +230,6 @@ def test_a_first_look_reads_each_list_once(double: Running, platforms: Platforms
     until(lambda: double.do(lambda: double.api.watching) == 2)
     assert reads(double).count("list") == 2
     platform.close()
-
-
-def test_a_list_under_way_is_waited_for() -> None:
-    script = Held()
-    found = WatchCache(script, lambda document: document, time.monotonic)
-    found.start()
-    threading.Timer(0.2, script.may_end.set).start()
-    assert found.objects() is None
-    assert [one.name for one in found.fresh() or ()] == ["a"] and script.lists == 1
-    found.close()
-
-
-@pytest.mark.parametrize("error", [UnreachableError("gone"), RuntimeError("a fault of the cache")], ids=["", "fault"])
-def test_a_list_that_was_waited_for_and_failed_is_an_error_of_the_look_where_it_is_the_api_server_s(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cache, "_WAITS_S", (1000.0,))
-    script = Held(error)
-    found = WatchCache(script, lambda document: document, time.monotonic)
-    found.start()
-    threading.Timer(0.2, script.may_end.set).start()
-    if isinstance(error, PlatformError):
-        with pytest.raises(UnreachableError, match="gone"):
-            found.fresh()
-    assert found.fresh() is None  # whoever asks lists for himself
-    found.close()
-
-
-def test_nobody_waits_for_a_list_of_a_cache_that_was_closed_before() -> None:
-    script = Held()
-    found = WatchCache(script, lambda document: document, time.monotonic)
-    found._stop.set()
-    found.start()
-    assert found.fresh() is None and script.lists == 0
-    found.close()
-
-
-def test_an_older_form_does_not_undo_what_a_write_was_answered() -> None:
-    script, found = simulated()
-    found.put(Kept.of(thing("a", "12", spec={"replicas": 1})))
-    script.watches.append([("MODIFIED", thing("a", "11", spec={"replicas": 0}))])
-    until(lambda: not script.watches)
-    assert [one.document() for one in found.objects() or ()] == [thing("a", "12", spec={"replicas": 1})]
-    found.close()
 
 
 def test_calls_are_spread_out_to_the_rate_after_a_burst() -> None:
