@@ -163,13 +163,14 @@ def undecided(report: TickReport) -> str:
 @contextmanager
 def spared_collections() -> Iterator[Callable[[], None]]:
     """Gives what is to be called once, when a tick has made what stays: the collector shall not walk through that again
-    in every tick. At the end everything is as it was.
+    in every tick. At the end it does again, unless the caller had put objects out of its way as well: Python cannot
+    give back one's without the other's.
 
     A tick of thousands of functions makes a few hundred thousand short-lived objects and no cycles of them, so there is
     little for the collector to find, and it may look for it later. The first lists make millions: of their CPU time
     three fifths were the collector's.
     """
-    before = gc.get_threshold()
+    before, callers = gc.get_threshold(), gc.get_freeze_count()
     gc.set_threshold(YOUNG_OBJECTS, 20, 20)
 
     def settle() -> None:
@@ -179,5 +180,6 @@ def spared_collections() -> Iterator[Callable[[], None]]:
     try:
         yield settle
     finally:
-        gc.unfreeze()
+        if not callers:
+            gc.unfreeze()
         gc.set_threshold(*before)

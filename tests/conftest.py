@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import re
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from filelock import FileLock
@@ -81,6 +82,33 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     rank = {here / name: place for place, name in enumerate(FIRST)}
     items.sort(key=lambda item: rank.get(item.path, len(FIRST)))
+
+
+class _Hurried:
+    """``asyncio`` as uvicorn's server sees it: it looks every 0.1 s whether it is to end, and closing takes another
+    0.1 s, which together are ten times as long as most tests with a server."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds / 20)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _servers_begin_and_end_at_once() -> Iterator[None]:
+    """Gateways and doubles in this process; whoever needs uvicorn has imported it by now. Loggers are set up once for
+    all servers, as it takes longer than the rest of a start."""
+    if "uvicorn" not in sys.modules:
+        yield
+        return
+    import uvicorn.server
+
+    uvicorn.Config(None, access_log=False, log_level="warning")  # type: ignore[arg-type]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(uvicorn.Config, "configure_logging", lambda config: None)
+        patched.setattr(uvicorn.server, "asyncio", _Hurried())
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -41,7 +41,7 @@ def address() -> Iterator[str]:
             pass
 
     with HTTPServer(("127.0.0.1", 0), Exposing) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield f"127.0.0.1:{server.server_address[1]}"
         server.shutdown()

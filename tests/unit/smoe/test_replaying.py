@@ -63,6 +63,7 @@ def run(*more: str) -> Result:
     return CliRunner().invoke(cli, ["lab", "replay", *more])
 
 
+@pytest.mark.slow
 def test_policies_and_the_fewest_instances_that_would_do_stand_side_by_side(asked: list[str]) -> None:
     result = run(*asked, "--policies", "constant,hpa,slo-aware,staffing", "--json")
     assert result.exit_code == 0, result.output

@@ -128,7 +128,7 @@ def replay_of_three(tmp_path: Path, port: int) -> Result:
 
 def test_a_replay_without_answers_writes_its_files_and_fails(tmp_path: Path) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Busy) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         outcome = replay_of_three(tmp_path, server.server_port)
         server.shutdown()
     assert outcome.exit_code == 1

@@ -8,6 +8,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import pytest
 import yaml
 
 from benchmarks.controller.__main__ import peak_rss_mb
@@ -16,6 +17,7 @@ from benchmarks.controller.loaded import Server
 PRINT_PEAK = "from benchmarks.controller.__main__ import peak_rss_mb; print(peak_rss_mb())"
 
 
+@pytest.mark.slow
 def test_peak_memory_is_not_that_of_the_process_that_started_it() -> None:
     held = bytearray(b"x") * (300 << 20)
     done = subprocess.run([sys.executable, "-c", PRINT_PEAK], capture_output=True, text=True, check=True, timeout=120)
@@ -37,7 +39,7 @@ def test_a_token_reaches_the_api_server(tmp_path: Path) -> None:
             """Nothing is printed."""
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         file, url = tmp_path / "kubeconfig", f"http://127.0.0.1:{server.server_port}"
         contexts = [{"name": "c", "context": {"cluster": "c", "user": "u"}}]
         users, clusters = [{"name": "u", "user": {"token": "secret"}}], [{"name": "c", "cluster": {"server": url}}]

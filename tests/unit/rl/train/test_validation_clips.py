@@ -19,7 +19,9 @@ from traces.traffic import REPLAYED_PATTERNS
 
 NO_TRACES = Path(__file__).parent
 """A folder without public traces: arrivals are made."""
-BOTH = replace(SETTINGS, workloads=("bert-4", "gpt2-4"))
+FEW = replace(SETTINGS, validation=replace(SETTINGS.validation, mean_rps=(1.0,)))
+"""Which clips are chosen does not hang on how many requests they have, and drawing those takes long."""
+BOTH = replace(FEW, workloads=("bert-4", "gpt2-4"))
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def unserved(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
 def test_without_public_traces_validation_is_of_arrivals_that_training_never_sees_and_notes_it(
     tmp_path: Path, unserved: set[tuple[str, str]]
 ) -> None:
-    validator = Validator(SETTINGS, tmp_path, NO_TRACES)
+    validator = Validator(FEW, tmp_path, NO_TRACES)
     clips = validator.clips["bert-4"]
     assert [clip.pattern for clip in clips] == list(REPLAYED_PATTERNS)
     assert {clip.split for clip in clips} == {"validation"}
@@ -57,7 +59,7 @@ def test_without_public_traces_validation_is_of_arrivals_that_training_never_see
 def test_with_public_traces_there_is_nothing_to_note(
     tmp_path: Path, unserved: set[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    validator = Validator(SETTINGS, tmp_path, NO_TRACES)
+    validator = Validator(FEW, tmp_path, NO_TRACES)
     monkeypatch.setattr("rl.train.validation.has_sources", lambda data: data is None)
     validator.data = None
     assert validator.notes() == []
@@ -73,6 +75,7 @@ def test_a_workload_whose_slo_nothing_keeps_is_left_out_and_named(
     assert "validation leaves out gpt2-4: no configuration" in validator.notes()[-1]
 
 
+@pytest.mark.slow
 def test_a_pattern_that_nothing_keeps_is_left_out_and_named(tmp_path: Path, unserved: set[tuple[str, str]]) -> None:
     unserved.add(("bert-4", "bursty"))
     validator = Validator(BOTH, tmp_path, NO_TRACES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -29,7 +30,9 @@ def test_targets_that_no_rate_keeps_give_zero() -> None:
     assert arrow.greatest([Request(0.0, 1000, 5)], make, Targets(1e-6, 1.0), hardware) == (0.0, None)
 
 
-def test_the_last_line_is_one_object_with_every_static_split() -> None:
+@pytest.mark.slow
+def test_the_last_line_is_one_object_with_every_static_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # no public traces next to it: the samples
     result = CliRunner().invoke(arrow.main, ["--instances", "3", "--requests", "20"], env={"SMOE_TRACES": ""})
     assert result.exit_code == 0, result.output
     last = json.loads(result.output.splitlines()[-1])
