@@ -30,7 +30,9 @@ from rl.staffing.networks import StaffingActor
 from rl.staffing.policy import RuleSettings
 from rl.staffing.risk import RiskSettings
 from rl.staffing.warm_start import clone, fill, labels
+from rl.train.validation import SYNTHETIC
 from traces.splits import Split
+from traces.traffic import has_sources
 
 START = RuleSettings().values() | {"sleep_s": 20.0}
 """What is decided before anything was learnt: the rule's, with a number of seconds that can still be learnt."""
@@ -60,6 +62,8 @@ class StaffingSettings:
     """Updates of the warm start."""
     envs: int = 8
     windows: int = 20_000
+    minutes: float | None = None
+    """Minutes of CPU after which learning ends, validations and the warm start included; None: with ``windows``."""
     buffer: int = 30_000
     batch: int = 64
     updates: int = 4
@@ -160,7 +164,12 @@ class Learning(BaseCallback):
         if self.num_timesteps >= self._next:
             self._next += self.settings.validate_every
             self.validate()
-        return True
+        return self.settings.minutes is None or self.minutes < self.settings.minutes
+
+    @property
+    def minutes(self) -> float:
+        """Minutes of CPU since this was made."""
+        return (time.process_time() - self._begun_s) / 60
 
     def _on_training_end(self) -> None:
         self.validate()
@@ -171,7 +180,7 @@ class Learning(BaseCallback):
         better = score < self.best
         entry = {
             "windows": self.num_timesteps,
-            "minutes": round((time.process_time() - self._begun_s) / 60, 2),
+            "minutes": round(self.minutes, 2),
             "score": round(score, 4),
             "cost": round(float(np.mean([one.cost for one in results])), 4),
             "violated": round(share, 4),
@@ -221,6 +230,8 @@ def train(
     out.mkdir(parents=True, exist_ok=True)
     (out / "settings.json").write_text(json.dumps(asdict(settings), indent=1))
     torch.set_num_threads(1)
+    if not has_sources(data):
+        report(SYNTHETIC)
     source = works(settings.hours, "train", settings.seed, data)
     hours = [next(source) for _ in range(settings.train_hours)]
     report(f"{len(hours)} hours of training")

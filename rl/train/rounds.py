@@ -59,8 +59,16 @@ class Tally:
 class Rounds:
     """Rounds of one run, on one agent."""
 
-    def __init__(self, settings: TrainingSettings, agent: PipelineDDPG, data: Path | None = None) -> None:
+    def __init__(
+        self,
+        settings: TrainingSettings,
+        agent: PipelineDDPG,
+        data: Path | None = None,
+        kinds: Sequence[Kind] | None = None,
+    ) -> None:
+        """``kinds``: trained on in turn; None: all of ``settings``."""
         self.settings, self.agent, self.data = settings, agent, data
+        self.kinds = settings.kinds if kinds is None else kinds
         self._owed = 0.0
 
     def run(self, number: int, *, teach: bool, on_window: Callable[[int], object] = lambda windows: None) -> Tally:
@@ -83,8 +91,7 @@ class Rounds:
         return tally
 
     def _open(self, number: int, rng: np.random.Generator) -> tuple[list[Episode], Tally]:
-        settings, tally = self.settings, Tally()
-        kinds = settings.kinds
+        settings, kinds, tally = self.settings, self.kinds, Tally()
         order = np.random.default_rng((settings.seed, number // len(kinds))).permutation(len(kinds))
         kind = kinds[int(order[number % len(kinds)])]
         clips = training_clips(

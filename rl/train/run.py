@@ -80,8 +80,8 @@ class Run:
         self._claim()
         self.progress, self.agent = self._begin()
         self.agent.set_logger(Logger(None, [TensorBoardOutputFormat(str(out / "tensorboard"))]))
-        self.rounds = Rounds(settings, self.agent, data)
         self.validator = Validator(settings, out / "cache", data)
+        self.rounds = Rounds(settings, self.agent, data, self.validator.trained)
 
     def _claim(self) -> None:
         path = self.out / "run.json"

@@ -32,6 +32,10 @@ from traces.traffic import REPLAYED_PATTERNS, has_sources
 
 FEWEST_JUDGED = 6
 """Windows of a clip that have requests, after the warm-up."""
+SYNTHETIC = (
+    "no public traces here: training and validation hours are both synthetic, drawn with different seeds "
+    "(--traces names a folder of public ones)"
+)
 MOST_TRIED = 40
 MOST_UNSERVED = 5
 """Clips of a pattern in which nothing is found that keeps λ before it is left out, as long as the workload has no clips
@@ -112,21 +116,24 @@ class Validator:
         if not self.clips:
             raise TrainingError(f"{self.notes()[-1]}; nothing is left to validate on")
 
+    @property
+    def trained(self) -> list[Kind]:
+        """Kinds to train on: of those judged the ones that have clips; where nothing keeps λ all that can be learnt is
+        to spend nothing or all there is."""
+        return [kind for kind in self.settings.kinds if kind.name in self.clips or kind.name not in self._kinds]
+
     def notes(self) -> list[str]:
         """What is to be known of the clips, in sentences: where they are synthetic, and which workloads they lack."""
         notes = []
         if not has_sources(self.data):
-            notes.append(
-                "no public traces here: training and validation hours are both synthetic, drawn with different seeds "
-                "(--traces names a folder of public ones)"
-            )
+            notes.append(SYNTHETIC)
         if self.left_out:
             names = [
                 f"{name} ({', '.join(cells)})" if name in self.clips else name for name, cells in self.left_out.items()
             ]
             notes.append(
-                f"validation leaves out {', '.join(names)}: no configuration, the same for all experts, was found that "
-                "keeps the SLO there; --relative-slo sets a larger one, --world unlimited has room for every replica"
+                f"left out: {', '.join(names)}: no configuration, the same for all experts, was found that keeps "
+                "the SLO there; --relative-slo sets a larger one, --world unlimited has room for every replica"
             )
         return notes
 

@@ -104,4 +104,4 @@ def test_a_run_ends_with_an_actor_that_a_policy_loads(tmp_path: Path) -> None:
     assert [entry["windows"] for entry in curve][-1] == 8 and any(entry["best"] for entry in curve)
     _, made = load(tmp_path / BEST)
     assert made["validation"]["windows"] in [entry["windows"] for entry in curve] and made["ranges"]["pipeline"]
-    assert any("the best so far" in line for line in lines)
+    assert any("the best so far" in line for line in lines) and lines[0].startswith("no public traces here")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -72,7 +73,8 @@ def test_a_workload_whose_slo_nothing_keeps_is_left_out_and_named(
     validator = Validator(BOTH, tmp_path, NO_TRACES)
     assert set(validator.clips) == {"bert-4"} and len(validator.clips["bert-4"]) == len(REPLAYED_PATTERNS)
     assert {validator.asked["gpt2-4", pattern] for pattern in REPLAYED_PATTERNS} == {MOST_UNSERVED}
-    assert "validation leaves out gpt2-4: no configuration" in validator.notes()[-1]
+    assert "left out: gpt2-4: no configuration" in validator.notes()[-1]
+    assert [kind.name for kind in validator.trained] == ["bert-4"]
 
 
 @pytest.mark.slow
@@ -82,7 +84,8 @@ def test_a_pattern_that_nothing_keeps_is_left_out_and_named(tmp_path: Path, unse
     assert {clip.pattern for clip in validator.clips["bert-4"]} == {*REPLAYED_PATTERNS} - {"bursty"}
     assert {clip.pattern for clip in validator.clips["gpt2-4"]} == {*REPLAYED_PATTERNS}
     assert MOST_UNSERVED < validator.asked["bert-4", "bursty"] <= MOST_TRIED
-    assert "validation leaves out bert-4 (bursty): " in validator.notes()[-1]
+    assert "left out: bert-4 (bursty): " in validator.notes()[-1]
+    assert [kind.name for kind in validator.trained] == ["bert-4", "gpt2-4"]
     judged = validator.judge(lambda episodes, states: [state.present for state in states])
     assert len(judged.clips) == 2 * len(REPLAYED_PATTERNS) - 1
 
@@ -109,5 +112,7 @@ def test_a_run_of_seconds_in_a_clone_without_traces_stores_an_actor_and_states_w
     assert done.exit_code == 0, done.output
     shown = " ".join(done.stderr.split())
     assert "training and validation hours are both synthetic" in shown
-    assert "validation leaves out bert-6: no configuration, the same for all experts, was found" in shown
+    assert "left out: bert-6: no configuration, the same for all experts, was found" in shown
+    clips = [json.loads(line) for line in (tmp_path / "run" / "clips.jsonl").read_text().splitlines()]
+    assert {clip["workload"] for clip in clips} == {"bert-4"}
     assert (tmp_path / "run" / "actor.safetensors").is_file() and "best score" in done.stdout
