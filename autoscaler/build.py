@@ -15,11 +15,12 @@ from autoscaler.monitor.scrape import ScrapeSource
 from autoscaler.monitor.source import Monitor
 from autoscaler.platforms.openfaas import OpenFaasPlatform
 from autoscaler.policies import Making, hpa_settings, make_policy
+from autoscaler.policy.bursting import BurstingPolicy
 from autoscaler.policy.fallback import FallbackPolicy, FallbackSettings
 from autoscaler.policy.hpa import HpaPolicy
 from autoscaler.policy.instances import InstancesPolicy
 from autoscaler.prices import DEFAULT_SHEET, load_prices
-from autoscaler.settings import LEARNT, ControllerSettings, runtime_of, window_of
+from autoscaler.settings import GUARDED, ControllerSettings, runtime_of, window_of
 from autoscaler.topology import load_topology
 from autoscaler.view import View
 
@@ -79,9 +80,13 @@ def _making(settings: ControllerSettings) -> Making:
 
 
 def guarded(policy: Policy, making: Making) -> Policy:
-    """``policy``, with HPA to take over from it where the settings have it watched (docs/controller.md)."""
-    watch = _watch(making.settings)
-    return policy if watch is None else FallbackPolicy(policy, HpaPolicy(hpa_settings(making)), watch)
+    """``policy``, with HPA to take over from it where the settings have it watched (docs/controller.md). With the same
+    standbys, where the settings have some."""
+    watch, burst = _watch(making.settings), making.burst()
+    if watch is None:
+        return policy
+    hpa: Policy = HpaPolicy(hpa_settings(making))
+    return FallbackPolicy(policy, hpa if burst is None else BurstingPolicy(hpa, burst), watch)
 
 
 def _watch(settings: ControllerSettings) -> FallbackSettings | None:
@@ -89,7 +94,7 @@ def _watch(settings: ControllerSettings) -> FallbackSettings | None:
     if not settings.targets.any or settings.fallback_windows == 0:
         return None
     if settings.fallback_windows is None:
-        return FallbackSettings(settings.targets) if settings.policy in LEARNT else None
+        return FallbackSettings(settings.targets) if settings.policy in GUARDED else None
     return FallbackSettings(settings.targets, settings.fallback_windows)
 
 

@@ -33,8 +33,8 @@ ELSEWHERE = {
 SHORT_NAMES = (*POLICY_NAMES, *ELSEWHERE)
 PLAN_NAMES = ("serverlessmoe", "constant", "constant-per-layer", "constant-per-expert")
 """Policies that hold a stored plan and nothing else."""
-LEARNT = ("smoe", "faasconf", "staffing-learnt")
-"""Policies that came out of a simulator: where they misbehave, ``hpa`` takes over."""
+GUARDED = ("smoe", "faasconf", "staffing", "staffing-learnt")
+"""Policies that came out of a simulator, or plan with its call times: where they misbehave, ``hpa`` takes over."""
 HPA_NAMES = ("hpa", "tuned-hpa", "openfaas")
 """Policies whose settings are HPA's."""
 PROMETHEUS_WINDOW_S = 30.0
@@ -114,7 +114,7 @@ class ControllerSettings(Checked):
     """Port of /metrics, /view and /healthz, on all addresses; 0 = none."""
     fallback_windows: Annotated[FromZero | None, Flag("--fallback")] = None
     """Windows in a row of missed SLO and a desire for less after which hpa takes over; 0 = never. [default: 3 for a
-    learnt policy with --slo-ms, else 0]"""
+    learnt policy and staffing with --slo-ms, else 0]"""
     max_functions: FromZero = 0
     """As given to `smoe up` or `smoe pipeline deploy`; 0 = one node a function."""
     min_replicas: Annotated[int, Field(ge=1, le=1000)] = 1

@@ -1,16 +1,21 @@
 """A learnt or otherwise daring policy under guard: where it is not to be trusted, HPA takes over for a while.
 
-Three things count against a policy, each in several windows in a row:
+Three things count against a policy:
 
 - it misses the SLO *while wanting less* of the pipeline than there is: one that misses the SLO and grows does its work,
   one that shrinks although nothing is met does not;
 - its prediction misses: whatever is decided for a target expects that a load which was seen before keeps it, and P95 is
-  far above λ at no more load than in one of the last windows;
-- it doubts itself (``Proposal.doubt``): a learnt policy outside of what it was trained on, or with call times that do
-  not hold.
+  above λ at less than twice the load of all of the last windows;
+- it doubts itself (``Proposal.doubt``): a learnt policy outside of what it was trained on, call times that do not hold,
+  numbers that cannot be true; and nobody else can trust it where requests are answered and their latency is not known.
+
+Missed windows add up, and only many that are kept make up for one: a policy that misses λ now and then breaks it, too.
+One that comes back and misses λ again goes at once, and for longer each time. While a policy doubts itself, and in a
+first window in which nothing was answered, it may order more and not less.
 
 Who takes over may change replicas only, as HPA does. So the sizes that functions had before the chosen policy first
-decided about them come back with it: else it would keep for ever what was not to be trusted.
+decided about them come back with it: else it would keep for ever what was not to be trusted. They come alone, for
+whose room standbys have; from the next window on those of the chosen policy are asked for again.
 """
 
 from __future__ import annotations
@@ -21,6 +26,10 @@ from dataclasses import dataclass, field, replace
 from autoscaler.contract import Configuration, Memory, Observation, Policy, Proposal
 from autoscaler.state.targets import Targets
 
+UNSEEN = "requests were answered, and how fast is not known"
+MOST_DOUBLED = 6
+"""Times that the wait for the chosen policy is doubled at most."""
+
 
 @dataclass(frozen=True)
 class FallbackSettings:
@@ -28,14 +37,17 @@ class FallbackSettings:
 
     targets: Targets
     windows: int = 3
-    """Windows in a row of missed SLO and a desire for less, or of a missed prediction, after which the other policy
-    takes over."""
+    """Windows of missed SLO and a desire for less, or of a missed prediction, after which the other policy takes
+    over."""
+    forgiving: int = 28
+    """Windows with the SLO kept that make up for one that was missed: 3.6 % may be missed for ever."""
     doubt_windows: int = 2
     """Windows in a row in which the chosen policy doubts itself, after which the other one takes over."""
     calm_windows: int = 12
-    """Windows in a row with the SLO kept and without doubt, after which the chosen policy is tried again."""
-    far: float = 2.0
-    """P95 over its target above which a prediction has missed."""
+    """Windows in a row with the SLO kept and without doubt, after which the chosen policy is tried again; twice as many
+    each further time."""
+    ready_for: float = 2.0
+    """Times the largest load of the last windows up to which a policy should have been ready for it."""
     look_back: int = 5
     """Windows whose loads were seen before."""
 
@@ -46,9 +58,12 @@ class FallbackMemory:
 
     chosen: object = None
     other: object = None
-    bad: int = 0
+    bad: float = 0.0
+    """Windows that count against the chosen policy, less what was made up for."""
     doubted: int = 0
     calm: int = 0
+    takeovers: int = 0
+    """How often the other policy took over."""
     why: str = ""
     """Why the other policy decides; empty where it does not."""
     loads: tuple[float, ...] = ()
@@ -81,10 +96,14 @@ class FallbackPolicy:
             sizes={**present, **before.sizes},
         )
         if not after.why:
-            return replace(proposal, memory=after)
+            kept = _without_less(proposal.desired, present) if _is_glimpse(before, observation, proposal) else {}
+            return replace(proposal, desired={**proposal.desired, **kept}, memory=after)
         why = f"{self._other.name} instead of {self.name}: {after.why}"
         reasons = {function: f"{reason} ({why})" for function, reason in instead.reasons.items()}
-        return Proposal(_sized(instead.desired, present, after.sizes), reasons, after, by=self._other.name)
+        sized = _sized(instead.desired, present, after.sizes)
+        if before.why:
+            sized |= _with_standbys({**present, **sized}, instead.desired, proposal.desired)
+        return Proposal(sized, reasons, after, by=self._other.name)
 
 
 def _present(observation: Observation, functions: Collection[str]) -> dict[str, Configuration]:
@@ -107,37 +126,69 @@ def _sized(
     }
 
 
+def _with_standbys(
+    sized: Mapping[str, Configuration], other: Mapping[str, Configuration], chosen: Mapping[str, Configuration]
+) -> dict[str, Configuration]:
+    """Those of ``sized`` for which a policy desires standbys, with them: ``other``'s, else ``chosen``'s."""
+    bursts = {name: one.burst for desired in (chosen, other) for name, one in desired.items() if one.burst is not None}
+    return {name: replace(sized[name], burst=burst) for name, burst in bursts.items() if name in sized}
+
+
+def _is_glimpse(before: FallbackMemory, observation: Observation, proposal: Proposal) -> bool:
+    """Whether the window is no reason to order less: the policy doubts it, or it is the first in which nothing was
+    answered, as one after an ingress has started again is."""
+    is_first = observation.requests_per_s == 0 and bool(before.loads) and before.loads[-1] > 0
+    return bool(proposal.doubt) or is_first
+
+
+def _without_less(
+    desired: Mapping[str, Configuration], present: Mapping[str, Configuration]
+) -> dict[str, Configuration]:
+    """What is ``present`` of functions of which less is ``desired``, of replicas × cores, GPU shares or standbys."""
+    return {
+        name: now
+        for name, now in present.items()
+        if name in desired and any(new < old for new, old in zip(_strength(desired[name]), _strength(now), strict=True))
+    }
+
+
+def _strength(configuration: Configuration) -> tuple[float, float, int]:
+    cores, share, _ = capacity(configuration)
+    return cores, share, configuration.standbys
+
+
 def _judged(
     before: FallbackMemory, observation: Observation, proposal: Proposal, settings: FallbackSettings
 ) -> FallbackMemory:
-    """The next state of the guard. Stale windows count for nothing, those without the pipeline's latency, or with a
-    number that is none, only for the policy's doubt."""
+    """The next state of the guard. Stale windows count for nothing; those with requests and no latency, or with one
+    that is no number, count as doubted."""
     if observation.stale:
         return before
     excess = settings.targets.excess(observation)
     judged = excess is not None
     missed = excess is not None and excess > 1.0
     after = replace(before, loads=_loads(before, observation, settings))
-    doubted = before.doubted + 1 if proposal.doubt else 0
+    doubt = proposal.doubt or (UNSEEN if not judged and (observation.requests or 0) > 0 else "")
+    doubted = before.doubted + 1 if doubt else 0
     if before.why:
-        calm = 0 if missed or proposal.doubt else before.calm + judged
-        if calm >= settings.calm_windows:
-            return replace(after, bad=0, doubted=0, calm=0, why="")
+        calm = 0 if missed or doubt else before.calm + judged
+        if calm >= settings.calm_windows * 2 ** min(before.takeovers - 1, MOST_DOUBLED):
+            return replace(after, bad=settings.windows - 1.0, doubted=0, calm=0, why="")
         return replace(after, doubted=doubted, calm=calm)
     fault = _fault(before, observation, proposal, settings) if missed else ""
-    bad = before.bad if not judged else before.bad + 1 if fault else 0
-    why = fault if bad >= settings.windows else proposal.doubt if doubted >= settings.doubt_windows else ""
-    return replace(after, bad=bad, doubted=doubted, calm=0, why=why)
+    kept = judged and not missed
+    bad = before.bad + 1 if fault else max(0.0, before.bad - kept / settings.forgiving)
+    why = fault if fault and bad >= settings.windows else doubt if doubted >= settings.doubt_windows else ""
+    return replace(after, bad=bad, doubted=doubted, calm=0, why=why, takeovers=before.takeovers + bool(why))
 
 
 def _fault(before: FallbackMemory, observation: Observation, proposal: Proposal, settings: FallbackSettings) -> str:
     """What the policy did wrong in a window that misses the SLO; empty: nothing."""
     if wants_less(observation, proposal.desired):
         return "it wanted less while the SLO was missed"
-    load, excess = observation.requests_per_s, settings.targets.excess(observation) or 0.0
-    is_known = load is not None and load <= max(before.loads, default=0.0)
-    if is_known and excess > settings.far:
-        return f"P95 is above {settings.far:g} times the target at a load that it had seen"
+    load = observation.requests_per_s
+    if load is not None and load <= settings.ready_for * max(before.loads, default=0.0):
+        return "P95 is above the target at a load that it should have been ready for"
     return ""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autoscaler.contract import Configuration, Observation, Proposal
+from autoscaler.contract import Burst, Configuration, Observation, Proposal
 from autoscaler.policy.fallback import FallbackPolicy, FallbackSettings, wants_less
 from autoscaler.state.targets import Targets
 from tests.unit.autoscaler.builders import NOW_S, configuration, observation
@@ -63,13 +63,19 @@ def test_hpa_takes_over_in_the_third_window_of_missing_the_slo_and_wanting_less(
     assert replicas(policy(), [MISSED, MISSED, MISSED, MISSED]) == [1, 1, 5, 5]
 
 
-def test_a_window_that_keeps_the_slo_starts_the_count_again() -> None:
-    assert replicas(policy(), [MISSED, MISSED, KEPT, MISSED, MISSED]) == [1] * 5
+def test_missed_windows_add_up_and_many_that_are_kept_make_up_for_one() -> None:
+    assert replicas(policy(), [MISSED, MISSED, KEPT, MISSED, MISSED]) == [1, 1, 1, 1, 5]
+    now_and_then = [*[KEPT] * 28, MISSED] * 10
+    assert set(replicas(policy(), now_and_then)) == {1}, "one in 29 is 3.4 %"
+    too_often = [*[KEPT] * 9, MISSED] * 10
+    assert 5 in replicas(policy(), too_often), "one in ten"
 
 
-def test_a_policy_that_misses_the_slo_and_grows_or_holds_is_left_alone() -> None:
+def test_a_policy_that_grows_or_holds_is_judged_at_loads_that_it_should_have_been_ready_for() -> None:
+    doubling = [window(0.2, requests_per_s=2.5**number) for number in range(8)]
     for desired in (configuration(8), configuration(3)):
-        assert set(replicas(policy(desired), [MISSED] * 10)) == {desired.replicas}
+        assert set(replicas(policy(desired), doubling)) == {desired.replicas}
+        assert replicas(policy(desired), [MISSED] * 5) == [desired.replicas] * 3 + [5, 5]  # the first load is new
 
 
 def test_the_policy_comes_back_after_calm_windows_in_a_row() -> None:
@@ -79,11 +85,18 @@ def test_the_policy_comes_back_after_calm_windows_in_a_row() -> None:
 
 @pytest.mark.parametrize(
     "blind",
-    [window(None), window(0.2, stale=True), window(float("nan")), window(-1.0)],
-    ids=["no latency", "stale", "not a number", "negative"],
+    [window(None, requests=0.0), window(None, requests=None), window(0.2, stale=True)],
+    ids=["no request", "no count", "stale"],
 )
 def test_windows_without_data_count_for_nothing(blind: Observation) -> None:
     assert replicas(policy(), [MISSED, MISSED, blind, blind, MISSED]) == [1, 1, 1, 1, 5]
+
+
+@pytest.mark.parametrize("p95_s", [None, float("nan"), -1.0], ids=["not known", "not a number", "negative"])
+def test_a_policy_whose_latency_nobody_sees_goes_after_two_windows(p95_s: float | None) -> None:
+    blind = window(p95_s, requests=10.0)
+    watched = policy(calm_windows=1)
+    assert replicas(watched, [KEPT, blind, KEPT, blind, blind, blind, KEPT, KEPT]) == [1, 1, 1, 1, 5, 5, 1, 1]
 
 
 def test_both_policies_see_every_window_with_their_own_memory() -> None:
@@ -147,12 +160,45 @@ def test_doubt_counts_in_windows_without_a_latency_but_calm_does_not() -> None:
     assert replicas(doubting("dd", calm_windows=2), [window(0.2, stale=True)] * 3) == [8] * 3
 
 
-def test_a_p95_far_above_the_target_at_a_load_that_was_seen_is_a_missed_prediction() -> None:
-    far = window(0.3, requests_per_s=4.0)
-    story = [window(0.05, requests_per_s=5.0), far, far, far]
+def test_a_p95_above_the_target_at_less_than_twice_a_load_that_was_seen_is_a_missed_prediction() -> None:
+    over = window(0.11, requests_per_s=9.0)
+    story = [window(0.05, requests_per_s=5.0), over, over, over]
     assert replicas(policy(configuration(8)), story) == [8, 8, 8, 5]
-    rising = [window(0.3, requests_per_s=float(rate)) for rate in range(1, 9)]
-    assert set(replicas(policy(configuration(8)), rising)) == {8}, "the policy could not have known"
+    assert replicas(policy(configuration(8)), [window(0.05, requests_per_s=4.0), over, KEPT, KEPT]) == [8] * 4
+
+
+def test_a_policy_that_came_back_goes_at_its_first_missed_window_and_for_twice_as_long() -> None:
+    story = [*[MISSED] * 3, *[KEPT] * 2, MISSED, *[KEPT] * 4]
+    assert replicas(policy(calm_windows=2), story) == [1, 1, 5, 5, 1, 5, 5, 5, 5, 1]
+
+
+def test_a_window_of_doubt_may_order_more_and_not_less() -> None:
+    for desired, ordered in ((configuration(1), 3), (configuration(8), 8)):
+        chosen = Fixed("learnt", desired, doubts=".d.")
+        watched = FallbackPolicy(chosen, Fixed("hpa", configuration(5)), FallbackSettings(Targets(SLO_S)))
+        assert replicas(watched, [KEPT] * 3) == [desired.replicas, ordered, desired.replicas]
+
+
+def test_the_first_window_without_an_answer_is_no_reason_to_order_less_and_the_second_is() -> None:
+    empty = window(None, requests=0.0, requests_per_s=0.0)
+    assert replicas(policy(), [KEPT, empty, empty, KEPT]) == [1, 3, 1, 1]
+    assert replicas(policy(configuration(8)), [KEPT, empty]) == [8, 8]
+
+
+@pytest.mark.parametrize("own", [None, Burst(4)], ids=["of the policy", "of HPA"])
+def test_sizes_come_back_alone_and_standbys_a_window_later(own: Burst | None) -> None:
+    """What is deployed may only just have room for them."""
+    small = configuration(1, burst=Burst(2))
+    watched = FallbackPolicy(
+        Fixed("staffing", small), Fixed("hpa", configuration(5, burst=own)), FallbackSettings(Targets(SLO_S), windows=1)
+    )
+    memory: object = None
+    bursts = []
+    for one in (KEPT, MISSED, KEPT, KEPT):
+        proposal = watched.propose(one, NOW_S, memory)
+        memory = proposal.memory
+        bursts.append(proposal.desired[FUNCTION].burst)
+    assert bursts == [Burst(2), None, own or Burst(2), own or Burst(2)]
 
 
 def test_the_proposal_names_who_decided() -> None:
