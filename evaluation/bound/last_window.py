@@ -106,10 +106,12 @@ class LastWindowPolicy:
         load_factor: Callable[[str], float],
         room: Resources | None,
         least: float = 0.0,
+        times: float = 1.0,
     ) -> Plan:
         """The optimum for ``load_factor`` (of an expert's node id) times the calls of the observed window, within
         ``headroom`` of what λ leaves the experts and, where there are walls, within ``room``. At least the part
-        ``least`` of λ is left to the experts, however long segments take."""
+        ``least`` of λ is left to the experts, however long segments take. ``times``: how many times as long as by the
+        latency model their calls take."""
         physics = self._physics
         functions = tuple(node.function for layer in physics.layers for node in layer)
         tables: list[list[ExpertTable]] = []
@@ -122,7 +124,7 @@ class LastWindowPolicy:
                     reason = f"no data: the load of {node.id} is not known, and all experts are planned together"
                     return Plan(functions, {}, reason)
                 memory = physics.least_memory(node, node_observation.peak_tokens or 0.0)
-                calls, alone_s = load[0] * load_factor(node.id), _alone_s(rows, load[1])
+                calls, alone_s = load[0] * load_factor(node.id), times * _alone_s(rows, load[1])
                 window_s, meter = observation.window_s, self.settings.meter
                 tables[-1].append(expert_table(physics, rows, calls, alone_s, memory, window_s, meter))
         slo_s = physics.workload.slo_s

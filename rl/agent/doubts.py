@@ -46,7 +46,7 @@ class Doubts:
         ratios = [
             seconds / float(encoder.calls.seconds[places[node.function]])
             for node in observation.nodes
-            if node.function in places and (seconds := _alone_s(node, observation.window_s)) is not None
+            if node.function in places and (seconds := alone_s(node, observation.window_s)) is not None
         ]
         ratio = _median(ratios)
         if 1 / TIMES <= ratio <= TIMES:
@@ -66,7 +66,7 @@ def ranges_of(path: Path) -> Ranges | None:
         raise NetworkError(f"{path}: its {RANGES} are not those of an actor ({error})") from error
 
 
-def _alone_s(node: NodeObservation, window_s: float) -> float | None:
+def alone_s(node: NodeObservation, window_s: float) -> float | None:
     """Mean seconds of a call at a replica where it mostly had it for itself; None where that is not known."""
     numbers = (node.busy_s, node.requests_per_s, node.in_flight, node.ready_replicas)
     if any(number is None or not number > 0 for number in numbers):

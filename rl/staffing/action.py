@@ -13,6 +13,7 @@ from autoscaler.contract import Burst, Configuration, Observation, Resources
 from evaluation.bound.last_window import LastWindowPolicy, LastWindowSettings, Plan
 from platform_words.bursts import MAX_STANDBYS
 from rl.agent.contract import Floats32
+from rl.staffing.checks import NONE, Correction
 from simulation.arrays import Floats, Ints
 from simulation.workloads.workload import Workload
 
@@ -113,6 +114,7 @@ class Staffing:
         priority: Floats,
         room: Resources | None,
         depth: Depth | None = None,
+        correction: Correction = NONE,
     ) -> Plan:
         """Configurations with their standbys; of no function where the last window's load is not known.
 
@@ -120,11 +122,13 @@ class Staffing:
         cluster has for experts, None: anything. Where it has not enough for all standbys, they are granted one after
         the other, the n-th of an expert at n over its ``priority``; before them, in the same way, the replicas that
         ``depth`` asks for beyond the planned ones. Whose action has neither standbys nor sleep stays as planned.
+        ``correction``: of what is planned with.
         """
         values = {axis.name: axis.value(actions[:, place]) for place, axis in enumerate(AXES)}
         load = values["load"]
-        budget = float(values["budget"].mean())
-        plan = self._planner.plan(observation, budget, lambda node: float(load[self._place[node]]), room, LEAST)
+        budget = correction.budget * float(values["budget"].mean())
+        times = correction.times
+        plan = self._planner.plan(observation, budget, lambda node: float(load[self._place[node]]), room, LEAST, times)
         if not plan.desired:
             return plan
         planned = [plan.desired[function] for function in self._functions]

@@ -26,16 +26,20 @@ from rl.agent.errors import NetworkError
 from rl.features import Encoder, calls_of
 from rl.features.ranges import Ranges
 from rl.staffing.action import AXES, NAMES, Actions, Depth, Staffing, action_of, room_of
+from rl.staffing.checks import LEAST_SEEN, NONE, Correction, tokens_seen
 from rl.staffing.export import load
 from rl.staffing.features import FEATURES, StaffingEncoder
 from rl.staffing.networks import StaffingActor
 from rl.staffing.work import Work
 from simulation.arrays import Floats
+from simulation.engine.bursts import DEFAULT_BURSTS
 from simulation.workloads.workload import Workload
 
 REACH = 2.0
 """Times the last window's work that replicas which run and which wait are there for together: load that doubles from
 one window to the next finds them, more waits for the next window's order."""
+OPENING = 1.5
+"""λ over the seconds in which a standby opens, below which the rule, which lets standbys meet bursts, doubts itself."""
 
 
 class StaffingRule:
@@ -64,9 +68,13 @@ class StaffingRule:
         work = Work.of(memory).after(observation) if self._by_cpu else None
         experts = [node.function for node in self._workload.experts]
         depth = None if work is None else self._depth(experts, observation, work)
-        answer = proposal(self._staffing, self._workload, observation, self._actions, priority, room, memory, depth)
+        correction = NONE if self._by_cpu else Correction.of(memory).after(self._workload, observation)
+        answer = proposal(
+            self._staffing, self._workload, observation, self._actions, priority, room, memory, depth, correction
+        )
+        answer = replace(answer, doubt=self._doubt(observation))
         if work is None:
-            return answer
+            return replace(answer, memory=correction)
         segments = self._staffed_segments(observation, work)
         reasons = {name: _staffing_words(one) for name, one in segments.items()}
         if not answer.desired:  # nobody else takes them for a window
@@ -76,6 +84,15 @@ class StaffingRule:
         reasons |= {name: f"{_staffing_words(one)}: {answer.reasons[name]}" for name, one in answer.desired.items()}
         stated = {name: _stating(one, work.token_s.get(name)) for name, one in desired.items()}
         return replace(answer, desired=stated, reasons={**answer.reasons, **reasons}, memory=work)
+
+    def _doubt(self, observation: Observation) -> str:
+        opening_s, slo_s = DEFAULT_BURSTS.activation_s, self._workload.slo_s
+        if slo_s < OPENING * opening_s and not self._workload.topology.generates:
+            return f"standbys open in {opening_s:g} s, too late for an SLO of {slo_s:.3g} s"
+        share = tokens_seen(self._workload, observation)
+        if share is None or share >= LEAST_SEEN:
+            return ""
+        return f"the experts show {share:.0%} of the tokens that requests brought"
 
     def _depth(self, functions: Sequence[str], observation: Observation, work: Work) -> Depth:
         """Replicas for ``load`` times the window's work always run, and as many wait as make ``REACH`` times that work
@@ -153,10 +170,12 @@ def proposal(
     room: Floats32 | None,
     memory: Memory,
     depth: Depth | None = None,
+    correction: Correction = NONE,
 ) -> Proposal:
     """What is asked for, each with the eight numbers as the reason. ``actions`` [experts, numbers], ``priority``
-    [experts], ``room`` [cores, MiB, tenths of a GPU], ``depth`` as of :meth:`rl.staffing.action.Staffing.plan`."""
-    plan = staffing.plan(observation, actions, priority, room_of(room), depth)
+    [experts], ``room`` [cores, MiB, tenths of a GPU], ``depth`` and ``correction`` as of
+    :meth:`rl.staffing.action.Staffing.plan`."""
+    plan = staffing.plan(observation, actions, priority, room_of(room), depth, correction)
     if not plan.desired:
         missing = "no data: the load of an expert is not known, and all are planned together"
         return Proposal({}, {node.function: missing for node in workload.experts}, memory)

@@ -1,0 +1,91 @@
+"""What a window shows of the numbers that the rule plans with: whether calls take the planned seconds, and whether the
+experts' tokens are those that requests brought."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from autoscaler.contract import Memory, NodeObservation, Observation
+from rl.agent.doubts import alone_s
+from simulation.workloads.workload import Workload
+
+MOST = 4.0
+"""Call times are corrected by so much at most, either way."""
+LEAST_BUDGET, TIGHTER, ROOMY, LOOSER = 0.3, (0.6, 0.9), 0.7, 1.03
+"""After a window over λ the budget shrinks by λ over its P95, within these, to a third at least; after one whose P95 is
+below this part of λ it grows by so much."""
+LEAST_SEEN = 0.8
+"""Part of the tokens that requests brought below which the experts of most layers do not show all of them."""
+FEWEST_REQUESTS = 40
+"""Requests of a window from which that is judged: those under way at its ends are not the same."""
+
+
+@dataclass(frozen=True)
+class Correction:
+    """What the plan is corrected by. ``times``: how many times their planned seconds calls take, as far as they were
+    measured; ``budget``: part of the planned budget, as far as λ was missed with more."""
+
+    times: float = 1.0
+    budget: float = 1.0
+    measured: bool = False
+
+    @staticmethod
+    def of(memory: Memory) -> Correction:
+        """What a policy remembered, nothing where that is another policy's."""
+        return memory if isinstance(memory, Correction) else Correction()
+
+    def after(self, workload: Workload, observation: Observation) -> Correction:
+        """With a window more: call times are its geometric mean with what was known, or it alone."""
+        if observation.stale:
+            return self
+        now = call_times(workload, observation)
+        times = self.times if now is None else math.sqrt(self.times * now) if self.measured else now
+        budget, p95_s = self.budget, observation.latency_p95_s
+        if p95_s is not None and p95_s > workload.slo_s:
+            budget *= min(max(workload.slo_s / p95_s, TIGHTER[0]), TIGHTER[1])
+        elif p95_s is not None and p95_s < ROOMY * workload.slo_s:
+            budget *= LOOSER
+        within = min(max(times, 1 / MOST), MOST)
+        return Correction(within, min(max(budget, LEAST_BUDGET), 1.0), self.measured or now is not None)
+
+
+NONE = Correction()
+
+
+def call_times(workload: Workload, observation: Observation) -> float | None:
+    """Seconds of calls that had their replica mostly for themselves over those that ``workload`` has for as many tokens
+    on the same resource, in the median of the experts; None where there are no such calls."""
+    rows = [row for node in workload.experts if (row := _measured(observation.node(node.id), observation.window_s))]
+    if not rows:
+        return None
+    ratios = []
+    costs = {node: workload.costs[node] for node, *_ in rows}
+    for cost in set(costs.values()):
+        same = np.array([row[1:] for row in rows if costs[row[0]] == cost])
+        planned_s = workload.latency.seconds(cost, same[:, 1], same[:, 2], same[:, 3])
+        ratios += (same[:, 0] / planned_s).tolist()
+    return float(np.median(ratios))
+
+
+def tokens_seen(workload: Workload, observation: Observation) -> float | None:
+    """Tokens of a layer's experts over those that the window's requests brought to each layer, in the median of the
+    layers; None where one is not known, of few requests, and of a decoder, whose requests bring a token a pass."""
+    brought = (observation.tokens_per_s or 0.0) * (workload.top_k + workload.shared)
+    layers = [layer.tokens_per_s for layer in observation.layers]
+    few = (observation.requests or 0) < FEWEST_REQUESTS
+    if workload.topology.generates or few or not brought or None in layers:
+        return None
+    return float(np.median([tokens / brought for tokens in layers if tokens is not None]))
+
+
+def _measured(node: NodeObservation | None, window_s: float) -> tuple[str, float, float, float, float] | None:
+    """(id, seconds of a call, tokens of one, cores, GPU share)."""
+    if node is None or node.configuration is None or not node.requests_per_s or not node.tokens_per_s:
+        return None
+    seconds, now = alone_s(node, window_s), node.configuration
+    if seconds is None:
+        return None
+    return node.node, seconds, node.tokens_per_s / node.requests_per_s, now.cpu_cores, now.gpu_share
