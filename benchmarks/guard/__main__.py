@@ -7,8 +7,8 @@ The policy runs in each as ``smoe autoscale`` runs it (scrapes, state, guard, li
 same burst activation. A policy is worse in a world where more than 3.6 % of all windows more are over λ than under HPA,
 or where its experts cost more than 1.036 times HPA's with no fewer windows over λ.
 
-Next to it stand HPA under another seed of service times and cold starts, which is the noise of this measure, and the
-deployed replicas left alone. ``--world SEED`` runs one world and prints its windows.
+In every fourth world (``--every``) stand next to it HPA under another seed of service times and cold starts, which is
+the noise of this measure, and the deployed replicas left alone. ``--world SEED`` runs one world and prints its row.
 
 Last line: ``worse_share`` with its Wilson interval, ``causes``, ``as_written_share`` (more cost counts also where it
 bought fewer windows over λ), ``guard`` (share of windows in which HPA decided in the policy's place, by reason),
@@ -107,35 +107,43 @@ def show_single(seed: int, settings: RunSettings) -> None:
 @click.option("--minutes", type=click.FloatRange(2, 60), default=10.0, help="Of each world; the first is not counted.")
 @click.option("--window", "window_s", type=click.FloatRange(1, 60), default=10.0, help="Seconds between decisions.")
 @click.option("--workers", type=AT_LEAST_1, default=1, help="Processes.")
+@click.option("--every", type=AT_LEAST_1, default=4, help="Worlds from one to the next with HPA's other seed.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="JSON lines; rows that are there stay.")
 def main(
     policy: str, fallback: int | None, worlds: int, seed: int, world: int | None, minutes: float, window_s: float,
-    workers: int, out: Path | None,
+    workers: int, every: int, out: Path | None,
 ) -> None:  # fmt: skip
-    settings = RunSettings(policy, minutes, window_s, fallback)
+    settings = RunSettings(policy, minutes, window_s, fallback, every)
     if world is not None:
         show_single(world, settings)
         return
-    every = all_rows(range(seed, seed + worlds), settings, workers, out)
-    rows = [row for row in every if "refused" not in row]
+    run = all_rows(range(seed, seed + worlds), settings, workers, out)
+    rows = [row for row in run if "refused" not in row]
     if not rows:
-        raise click.ClickException("no world could be run: " + every[0]["refused"])
-    names = (policy, *OPPONENTS)
-    totals = {name: summed_up(rows, name) for name in names}
+        raise click.ClickException("no world could be run: " + run[0]["refused"])
+    with_opponents = [row for row in rows if OPPONENTS[0] in row["outcomes"]]
+    totals = {policy: summed_up(rows, policy)} | {name: summed_up(with_opponents, name) for name in OPPONENTS}
     guard, kinds, worst_rows = guard_of(rows, policy), by_kind(rows, policy), worst(rows, policy)
     show_kinds(f"{policy}: worlds in which it is worse than HPA, simulated", kinds)
     show_worst(worst_rows)
     print_table(
         f"{len(rows)} worlds",
-        ("policy", "worse", "as written", "cost over HPA's", "windows over λ"),
+        ("policy", "worlds", "worse", "as written", "cost over HPA's", "windows over λ"),
         [
-            (name, f"{one['worse_share']:.1%}", f"{one['as_written_share']:.1%}", one["cost"], f"{one['over']:.1%}")
+            (
+                name,
+                one["worlds"],
+                f"{one['worse_share']:.1%}",
+                f"{one['as_written_share']:.1%}",
+                one["cost"],
+                f"{one['over']:.1%}",
+            )
             for name, one in totals.items()
         ],
     )
     click.echo(f"HPA decided in {guard['share']:.1%} of windows, nobody in {guard['held']:.1%}: {guard['reasons']}")
     print_result({
-        **totals[policy], "policy": policy, "worlds": len(rows), "refused": len(every) - len(rows), "guard": guard,
+        **totals[policy], "policy": policy, "refused": len(run) - len(rows), "guard": guard,
         "kinds": kinds, "worst": worst_rows, "opponents": {name: totals[name] for name in OPPONENTS},
         "hpa_over": round(sum(row["outcomes"]["hpa"]["over"] for row in rows)
                           / sum(row["outcomes"]["hpa"]["windows"] for row in rows), 4),

@@ -54,6 +54,7 @@ def summed_up(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
     verdicts = [worse(*pair) for pair in pairs]
     bad = sum(map(bool, verdicts))
     return {
+        "worlds": len(rows),
         "worse_share": round(bad / max(1, len(rows)), 4),
         "worse_interval": None if (interval := share(bad, len(rows))) is None else asdict(interval),
         "worse": bad,
@@ -111,4 +112,4 @@ def worst(rows: Sequence[Mapping[str, Any]], name: str, count: int = 10) -> list
 
 def without_numbers(reason: str) -> str:
     """A guard's sentence as a kind of reason: ``in 3 windows`` and ``in 4 windows`` are one."""
-    return re.sub(r"\d[\d.]*(e[+-]?\d+)?", "N", reason)
+    return re.sub(r"(?<![A-Za-z\d])\d[\d.]*(e[+-]?\d+)?", "N", reason)
