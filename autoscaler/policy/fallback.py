@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from autoscaler.contract import Configuration, Memory, Observation, Policy, Proposal
+from autoscaler.contract import Burst, Configuration, Memory, Observation, Policy, Proposal
 from autoscaler.state.targets import Targets
 
 UNSEEN = "requests were answered, and how fast is not known"
@@ -129,8 +129,14 @@ def _sized(
 def _with_standbys(
     sized: Mapping[str, Configuration], other: Mapping[str, Configuration], chosen: Mapping[str, Configuration]
 ) -> dict[str, Configuration]:
-    """Those of ``sized`` for which a policy desires standbys, with them: ``other``'s, else ``chosen``'s."""
-    bursts = {name: one.burst for desired in (chosen, other) for name, one in desired.items() if one.burst is not None}
+    """Those of ``sized`` with standbys: ``other``'s, else ``chosen``'s, for all as many as it desires of any. What it
+    left out for want of room it did for sizes of its own; the limits know the room."""
+    desired = [one.burst for one in chosen.values() if one.burst is not None]
+    bursts: dict[str, Burst] = {}
+    if desired:
+        fullest = max(desired, key=lambda burst: burst.standbys)
+        bursts = {name: replace(one.burst or fullest, standbys=fullest.standbys) for name, one in chosen.items()}
+    bursts |= {name: one.burst for name, one in other.items() if one.burst is not None}
     return {name: replace(sized[name], burst=burst) for name, burst in bursts.items() if name in sized}
 
 

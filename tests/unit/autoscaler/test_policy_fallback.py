@@ -142,6 +142,27 @@ class Silent:
         return Proposal(desired, {FUNCTION: self.name}, None)
 
 
+def test_hpa_gets_as_many_standbys_as_the_policy_desires_of_any_function() -> None:
+    """What the policy left out for want of room it did for sizes of its own."""
+    few, many = configuration(1, burst=Burst(2)), configuration(1, burst=Burst(6, hold_s=1.0))
+
+    class Uneven(Fixed):
+        def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
+            desired = {FUNCTION: few, "m-expert-0-1": many, "m-expert-1-0": configuration(1)}
+            return Proposal(desired, dict.fromkeys(desired, "a"))
+
+    watched = FallbackPolicy(
+        Uneven("staffing", few), Fixed("hpa", configuration(5)), FallbackSettings(Targets(SLO_S), windows=1)
+    )
+    memory: object = None
+    for one in (KEPT, MISSED, KEPT):
+        proposal = watched.propose(one, NOW_S, memory)
+        memory = proposal.memory
+    assert proposal.by == "hpa"
+    assert proposal.desired[FUNCTION].burst == Burst(6)
+    assert proposal.desired["m-expert-0-1"].burst == proposal.desired["m-expert-1-0"].burst == Burst(6, hold_s=1.0)
+
+
 def doubting(doubts: str, **settings: int) -> FallbackPolicy:
     chosen = Fixed("learnt", configuration(8), doubts=doubts)
     return FallbackPolicy(chosen, Fixed("hpa", configuration(5)), FallbackSettings(Targets(SLO_S), **settings))
