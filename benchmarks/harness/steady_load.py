@@ -1,6 +1,6 @@
 """A steady load of requests on a function, from a process of its own, and what the clients saw of it.
 
-Closed-loop clients (or, with a rate, arrivals at even intervals) never retry, compare every answer with the whole
+Closed-loop clients (or arrivals at even intervals, or at given times) never retry, compare every answer with the whole
 model's, and note when each request began and ended.
 """
 
@@ -88,6 +88,19 @@ class Load:
     clients: int
     rate: float = 0.0
     """Requests a second; 0: each client waits for its answer."""
+    arrival_s: np.ndarray | None = None
+    """[requests] float64: seconds from the beginning, in place of clients and rate."""
+
+    @property
+    def follows_times(self) -> bool:
+        """Requests come when they are due, however long answers take."""
+        return bool(self.rate) or self.arrival_s is not None
+
+    def due_s(self, number: int) -> float:
+        """Seconds from the beginning; infinite where the given times have ended."""
+        if self.arrival_s is None:
+            return number / self.rate
+        return float(self.arrival_s[number]) if number < len(self.arrival_s) else float("inf")
 
 
 class SteadyLoad:
@@ -141,7 +154,7 @@ class _Clients:
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
             with file.open("wb", buffering=0) as self._rows:  # from here on SIGTERM is waited for
-                if self._load.rate:
+                if self._load.follows_times:
                     await self._arrivals(session)
                 else:
                     await asyncio.gather(*(self._client(session, number) for number in range(self._load.clients)))
@@ -152,17 +165,23 @@ class _Clients:
             number += self._load.clients
 
     async def _arrivals(self, session: aiohttp.ClientSession) -> None:
-        """One request each 1/rate seconds, however long answers take."""
+        """Each request when it is due."""
         under_way: set[asyncio.Task[None]] = set()
         begun_s, number = time.monotonic(), 0
         while not self._stop.is_set():
+            due_s = begun_s + self._load.due_s(number)
+            if due_s == float("inf"):
+                await self._stop.wait()
+                break
+            if due_s > time.monotonic():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stop.wait(), due_s - time.monotonic())
+                continue
             task = asyncio.create_task(self._one(session, number))
             under_way.add(task)
             task.add_done_callback(under_way.discard)
             number += 1
-            due_s = begun_s + number / self._load.rate
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), max(0.0, due_s - time.monotonic()))
+            await asyncio.sleep(0)  # late arrivals must not keep answers from being read
         await asyncio.gather(*under_way)
 
     async def _one(self, session: aiohttp.ClientSession, number: int) -> None:
