@@ -147,7 +147,9 @@ class Cluster:
 
     def put(self, kind: Kind, document: Object, event: str = "ADDED") -> Object:
         self.version += 1
-        document["metadata"]["resourceVersion"] = str(self.version)
+        meta = document["metadata"]
+        meta["resourceVersion"] = str(self.version)
+        meta["managedFields"] = meta.pop("managedFields")  # the last of metadata, as an API server writes it
         kind.objects[document["metadata"]["name"]] = document
         if event == "DELETED":
             del kind.objects[document["metadata"]["name"]]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from autoscaler.contract import Bound, Configuration
 from autoscaler.errors import FunctionGoneError
 from autoscaler.platforms.kubernetes import deployments as d
 from autoscaler.platforms.kubernetes.client import MERGE, KubernetesClient, Object, RefusedError
-from autoscaler.platforms.kubernetes.conditions import Condition, conditions_of, kind_of, leaving
+from autoscaler.platforms.kubernetes.conditions import Condition, kind_of, leaving
 from autoscaler.platforms.kubernetes.holds import Holds, Refusals
 from autoscaler.platforms.kubernetes.present import Cluster
 from autoscaler.platforms.kubernetes.room import (
@@ -130,7 +130,7 @@ class KubernetesPlatform:
         self.holds.forget({name for name in self.holds.bounded() if self._known.deployment(name) is None})
         bounds: dict[str, Bound] = {}
         for function in self._known.unsettled():
-            obstacles = list(self._obstacles(function))
+            obstacles = self._known.obstacles(function)
             if not obstacles:
                 continue
             deployment = self._deployment(function)
@@ -153,8 +153,7 @@ class KubernetesPlatform:
     def in_force(self) -> Mapping[str, Configuration]:
         """What runs of functions whose replicas have not all been brought to their limits, as read last; of replicas
         that differ the most of each limit."""
-        unsettled = ((name, self._known.deployment(name), self._known.pods(name)) for name in self._known.unsettled())
-        running = {name: d.in_force(deployment, pods) for name, deployment, pods in unsettled if deployment is not None}
+        running = {name: self._known.in_force(name) for name in self._known.unsettled()}
         return {name: configuration for name, configuration in running.items() if configuration is not None}
 
     def keep(self) -> None:
@@ -172,7 +171,7 @@ class KubernetesPlatform:
 
     def conditions(self) -> tuple[Condition, ...]:
         """What stood in the way of which function when it was last read, and what was refused since."""
-        obstacles = [condition for function in self._known.unsettled() for condition in self._obstacles(function)]
+        obstacles = [condition for function in self._known.unsettled() for condition in self._known.obstacles(function)]
         reported = {(one.function, one.kind) for one in obstacles}
         held = (one for one in self.holds.conditions() if (one.function, one.kind) not in reported)
         return (*obstacles, *held, *self._refusals.conditions())
@@ -191,10 +190,6 @@ class KubernetesPlatform:
         if deployment is None:
             raise FunctionGoneError(f"function {function} was deleted meanwhile")
         return deployment
-
-    def _obstacles(self, function: str) -> Iterator[Condition]:
-        deployment = self._known.deployment(function)
-        return iter(()) if deployment is None else conditions_of(deployment, self._known.pods(function))
 
     @property
     def _resizes(self) -> bool:
@@ -275,7 +270,7 @@ class KubernetesPlatform:
             log.info("function %s was deployed again without what was set here; it is set again", function)
             self._change(function, live, desired)
             return
-        obstacles = list(self._obstacles(function))
+        obstacles = self._known.obstacles(function)
         moving = None if d.moved(deployment, live) else self._cause_of_new_placement(function, live, obstacles)
         if moving is not None:
             log.warning("function %s: its replicas are placed again: %s", function, moving)
@@ -293,7 +288,7 @@ class KubernetesPlatform:
                 self._ordered.pop(function, None)
                 self.holds.came_about(function, configured)
 
-    def _cause_of_new_placement(self, function: str, live: Live, obstacles: list[Condition]) -> Condition | None:
+    def _cause_of_new_placement(self, function: str, live: Live, obstacles: Sequence[Condition]) -> Condition | None:
         """What only other nodes can help with: a resize to these limits, and not to others before them."""
         if not obstacles:
             return None
@@ -301,7 +296,7 @@ class KubernetesPlatform:
         present = (one for one in obstacles if one.pod not in differing)
         return next((one for one in present if wants_new_placement(one, self._clock())), None)
 
-    def _took_back(self, function: str, live: Live, obstacles: list[Condition]) -> bool:
+    def _took_back(self, function: str, live: Live, obstacles: Sequence[Condition]) -> bool:
         """Take limits back that were ordered here and cannot be rolled out; what others ordered is left alone."""
         order, ripe_s = self._ordered.get(function), self._clock() - self._unschedulable_s
         why = stuck(obstacles, ripe_s)
@@ -315,7 +310,7 @@ class KubernetesPlatform:
         self._patch(function, d.take_back_patch(self._deployment(function), order.before, self._gpu))
         return True
 
-    def _took_back_resize(self, function: str, live: Live, obstacles: list[Condition]) -> bool:
+    def _took_back_resize(self, function: str, live: Live, obstacles: Sequence[Condition]) -> bool:
         """Take limits back that were ordered here and that kubelets try in vain to bring about."""
         order, failed = self._ordered.get(function), failed_resize(obstacles, self._clock())
         if order is None or order.after != live or failed is None:

@@ -13,6 +13,7 @@ from autoscaler.contract import Configuration
 from autoscaler.platforms.kubernetes import deployments as d
 from autoscaler.platforms.kubernetes.cache import Kept
 from autoscaler.platforms.kubernetes.client import Object
+from autoscaler.platforms.kubernetes.conditions import Condition, conditions_of
 from autoscaler.platforms.quantities import floors_of, nodes_of
 from platform_words.labels import SPEC
 
@@ -33,6 +34,15 @@ class _Read:
     """That a placement gives it; 0 without one."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What was read from one form of a function's Deployment and pods."""
+
+    versions: tuple[str, ...]
+    obstacles: tuple[Condition, ...]
+    in_force: Configuration | None
+
+
 class Known:
     """Functions of ``pipeline``. What asks may be another thread than what changes."""
 
@@ -44,6 +54,8 @@ class Known:
         """Function → its pods by name."""
         self._read: dict[str, _Read] = {}
         self._configurations: dict[str, Configuration] = {}
+        self._seen: dict[str, _Seen] = {}
+        """Of functions that are not settled, what several parts of a tick ask for."""
         self._settled: dict[str, tuple[str, ...]] = {}
         """Function → versions of its Deployment and pods, of which nothing had to be done."""
         self._changed: set[str] = set()
@@ -60,7 +72,7 @@ class Known:
             if self._deployments.get(kept.name) is not kept:
                 self.put(kept)
         for name in _gone(self._deployments, listed):
-            for kept_of in (self._deployments, self._read, self._configurations, self._settled):
+            for kept_of in (self._deployments, self._read, self._configurations, self._settled, self._seen):
                 kept_of.pop(name, None)
         listed = list(pods)
         for kept in listed:
@@ -105,6 +117,27 @@ class Known:
     def pods(self, function: str) -> list[Object]:
         """Documents of a function's pods, not to be changed."""
         return [self._document(pod) for pod in self._kept_pods(function)]
+
+    def obstacles(self, function: str) -> tuple[Condition, ...]:
+        """What stands in the way of a function; nothing where there is none."""
+        seen = self._look_at(function)
+        return () if seen is None else seen.obstacles
+
+    def in_force(self, function: str) -> Configuration | None:
+        """What runs of a function where that is not what should; None where nothing differs."""
+        seen = self._look_at(function)
+        return None if seen is None else seen.in_force
+
+    def _look_at(self, function: str) -> _Seen | None:
+        deployment, versions = self._deployments.get(function), self.versions(function)
+        if deployment is None:
+            return None
+        seen = self._seen.get(function)
+        if seen is None or seen.versions != versions:
+            document, pods = self._document(deployment), self.pods(function)
+            seen = _Seen(versions, tuple(conditions_of(document, pods)), d.in_force(document, pods))
+            self._seen[function] = seen
+        return seen
 
     def _document(self, kept: Kept) -> Object:
         unpacked = self._unpacked.get(id(kept))

@@ -213,10 +213,10 @@ class Between(ClientSource):
         listed, version = super().list()
 
         def items() -> Iterator[Object]:
-            for document in listed:
-                yield document
-                if self._acts:
-                    self._acts.pop(0)()
+            yield from itertools.islice(listed, 1)
+            if self._acts:
+                self._acts.pop(0)()
+            yield from listed
 
         return items(), version
 
@@ -239,12 +239,13 @@ def test_a_list_whose_pages_grow_too_old_begins_again_and_who_waits_for_it_gets_
     double: Running, platforms: Platforms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "PAGE", 1)
-    put(double, spec(F))
-    put(double, spec(G))
-    found = WatchCache(Between(platforms(), [expire(double, "m-new")]), trimmed_deployment, time.monotonic)
+    for name in ("a", "b", "c"):
+        put(double, spec(name))
+    found = WatchCache(Between(platforms(), [expire(double, "d")]), trimmed_deployment, time.monotonic)
     found.start()
-    assert names(found.fresh()) == [F, G, "m-new"]
-    until(lambda: names(found.objects()) == [F, G, "m-new"])
+    assert names(found.fresh()) == ["a", "b", "c", "d"]
+    until(lambda: names(found.objects()) == ["a", "b", "c", "d"])
+    assert reads(double).count("list") == 3 + 4  # the third page was refused
     found.close()
 
 
@@ -253,9 +254,9 @@ def test_a_list_whose_pages_grow_too_old_twice_is_an_error_and_the_next_one_come
 ) -> None:
     monkeypatch.setattr(client, "PAGE", 1)
     monkeypatch.setattr(cache, "_WAITS_S", (1000.0,))
-    put(double, spec(F))
-    put(double, spec(G))
-    acts = [expire(double, "m-new-0"), expire(double, "m-new-1")]
+    for name in ("a", "b", "c"):
+        put(double, spec(name))
+    acts = [expire(double, "d"), expire(double, "e")]
     found = WatchCache(Between(platforms(), acts), trimmed_deployment, time.monotonic)
     found.start()
     with pytest.raises(RefusedError, match="410"):
@@ -268,12 +269,24 @@ def test_a_look_without_watches_begins_its_list_again_too(
     double: Running, platforms: Platforms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "PAGE", 1)
-    put(double, spec(F))
-    put(double, spec(G))
+    for name in ("a", "b", "c"):
+        put(double, spec(name))
     platform = platforms()
-    source = Between(platform, [expire(double, "m-new")])
+    source = Between(platform, [expire(double, "d")])
     monkeypatch.setattr(platform._client, "deployments", lambda selector: source.list()[0])
-    assert sorted(platform.configurations()) == [F, G, "m-new"]
+    assert sorted(platform.configurations()) == ["a", "b", "c", "d"]
+
+
+def test_the_next_page_is_asked_for_while_one_is_read(
+    double: Running, platforms: Platforms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "PAGE", 1)
+    for name in ("a", "b", "c"):
+        put(double, spec(name))
+    listed = Between(platforms(), []).list()[0]
+    assert next(listed)["metadata"]["name"] == "a"
+    until(lambda: reads(double).count("list") == 2)
+    assert [one["metadata"]["name"] for one in listed] == ["b", "c"] and reads(double).count("list") == 3
 
 
 def test_an_event_between_a_list_and_its_watch_is_not_lost(double: Running, platforms: Platforms) -> None:
