@@ -35,7 +35,7 @@ class _Read:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _Outcome:
     """What was read from one form of a function's Deployment and pods."""
 
     versions: tuple[str, ...]
@@ -54,8 +54,8 @@ class Known:
         """Function → its pods by name."""
         self._read: dict[str, _Read] = {}
         self._configurations: dict[str, Configuration] = {}
-        self._seen: dict[str, _Seen] = {}
-        """Of functions that are not settled, what several parts of a tick ask for."""
+        self._outcomes: dict[str, _Outcome] = {}
+        """Function → what several parts of a tick ask for while it is not settled."""
         self._settled: dict[str, tuple[str, ...]] = {}
         """Function → versions of its Deployment and pods, of which nothing had to be done."""
         self._changed: set[str] = set()
@@ -72,7 +72,7 @@ class Known:
             if self._deployments.get(kept.name) is not kept:
                 self.put(kept)
         for name in _gone(self._deployments, listed):
-            for kept_of in (self._deployments, self._read, self._configurations, self._settled, self._seen):
+            for kept_of in (self._deployments, self._read, self._configurations, self._settled, self._outcomes):
                 kept_of.pop(name, None)
         listed = list(pods)
         for kept in listed:
@@ -120,24 +120,24 @@ class Known:
 
     def obstacles(self, function: str) -> tuple[Condition, ...]:
         """What stands in the way of a function; nothing where there is none."""
-        seen = self._look_at(function)
-        return () if seen is None else seen.obstacles
+        outcome = self._look_at(function)
+        return () if outcome is None else outcome.obstacles
 
     def in_force(self, function: str) -> Configuration | None:
         """What runs of a function where that is not what should; None where nothing differs."""
-        seen = self._look_at(function)
-        return None if seen is None else seen.in_force
+        outcome = self._look_at(function)
+        return None if outcome is None else outcome.in_force
 
-    def _look_at(self, function: str) -> _Seen | None:
+    def _look_at(self, function: str) -> _Outcome | None:
         deployment, versions = self._deployments.get(function), self.versions(function)
         if deployment is None:
             return None
-        seen = self._seen.get(function)
-        if seen is None or seen.versions != versions:
+        outcome = self._outcomes.get(function)
+        if outcome is None or outcome.versions != versions:
             document, pods = self._document(deployment), self.pods(function)
-            seen = _Seen(versions, tuple(conditions_of(document, pods)), d.in_force(document, pods))
-            self._seen[function] = seen
-        return seen
+            outcome = _Outcome(versions, tuple(conditions_of(document, pods)), d.in_force(document, pods))
+            self._outcomes[function] = outcome
+        return outcome
 
     def _document(self, kept: Kept) -> Object:
         unpacked = self._unpacked.get(id(kept))
