@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from tokenizers import Tokenizer as FastTokenizer
 
 from moe.checkpoints.open import check_experts, head_left_out, open_source
 from moe.checkpoints.source import FolderSource, Source
 from moe.errors import MoeError
 from moe.inspect import inspect, render
 from moe.manifest import Manifest
-from moe.preset import PRESETS, preset_adapter, preset_source, preset_tokenizer
+from moe.preset import PRESETS, Preset, preset_adapter, preset_source, preset_tokenizer
 from moe.runtime import DTYPES
 from moe.split import split as split_checkpoint
 
@@ -60,68 +64,26 @@ SHOWN = 6
     help="Layers of a dense decoder that get experts, from 0; the others stay whole. [default: all]")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace an existing pipeline folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of words.")
-def split(
-    source: str,
-    out: Path,
-    name: str | None,
-    experts: int | None,
-    top_k: int | None,
-    method: str,
-    dtype: str,
-    seed: int,
-    folder: str | None,
-    width: int | None,
-    force: bool,
-    as_json: bool,
-    adapter: Path | None,
-    use_adapter: bool,
-    layers: tuple[int, ...] | None,
-) -> None:
+def split(source: str, out: Path, name: str | None, force: bool, as_json: bool, **options: Any) -> None:
     """Split SOURCE into a pipeline folder.
 
     SOURCE is a Hugging Face folder (config.json and safetensors), a GGUF file of a Llama, or a preset: minilm,
     smollm2, bert-4, bert-6, bert-8, gpt2-4, gpt2-6, b2b-4.
     """
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    preset = PRESETS.get(source)
+    if preset is None and (options["folder"] is not None or options["width"] is not None):
+        raise click.UsageError("--source and --width belong to presets.")
+    method, dtype, seed = options["method"], options["dtype"], options["seed"]
     try:
-        with Progress(*columns, console=console, transient=True) as bar:
-            task = bar.add_task("split", total=None)
-
-            def progress(node_id: str, done: int, total: int) -> None:
-                bar.update(task, description=node_id, completed=done, total=total)
-
-            preset = PRESETS.get(source)
-            if preset is None and (folder is not None or width is not None):
-                raise click.UsageError("--source and --width belong to presets.")
-            opened = None if preset is not None else open_source(source)
-            if opened is not None:
-                check_experts(opened, experts)
-            experts = experts or (preset.experts if preset else 4)
-            top_k = top_k or (min(experts, preset.top_k) if preset else None)
-            # The preset's adapter belongs to its installed weights: another checkpoint has none here.
-            if adapter is None and preset is not None and folder is None and use_adapter:
-                adapter = preset_adapter(preset, experts, top_k or 0, method)
-            if preset is not None and layers not in (None, preset.layers):
-                adapter = None
+        with _split_progress() as progress:
+            wanted = _of_checkpoint(source, options) if preset is None else _of_preset(preset, options)
             manifest = split_checkpoint(
-                opened or preset_source(PRESETS[source], folder, width, seed),
-                out,
-                name,
-                experts,
-                top_k,
-                method,  # type: ignore[arg-type]
-                dtype,  # type: ignore[arg-type]
-                seed,
-                progress,
-                force=force,
-                tokenizer=None if preset is None else preset_tokenizer(preset),
-                adapter=adapter,
-                layers=preset.layers if preset is not None and layers is None else layers,
-            )
+                wanted.checkpoint, out, name, wanted.experts, wanted.top_k, method, dtype, seed, progress,
+                force=force, tokenizer=wanted.tokenizer, adapter=wanted.adapter, layers=wanted.layers,
+            )  # fmt: skip
     except MoeError as error:
         raise click.ClickException(str(error)) from error
-    notes = _notes(manifest, opened)
+    notes = _notes(manifest, wanted.checkpoint if preset is None else None)
     if as_json:
         click.echo(json.dumps({"out": str(out), "name": manifest.name, "nodes": len(manifest.nodes), "notes": notes}))
         return
@@ -129,6 +91,48 @@ def split(
         click.echo(f"note: {note}", err=True)
     click.echo(_sentence(manifest, out), err=True)
     click.echo(f"smoe pipeline inspect {out}    shows it;    smoe up {out}    serves it", err=True)
+
+
+@contextmanager
+def _split_progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on stderr, and what moves it: node, parts done, parts in all."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("split", total=None)
+        yield lambda node_id, done, total: bar.update(task, description=node_id, completed=done, total=total)
+
+
+class _Wanted(NamedTuple):
+    """What is split into what, with everything filled in that the options left open."""
+
+    checkpoint: Source
+    experts: int
+    top_k: int | None
+    adapter: Path | None
+    layers: Sequence[int] | None
+    tokenizer: Path | FastTokenizer | None = None
+
+
+def _of_checkpoint(source: str, options: Mapping[str, Any]) -> _Wanted:
+    """A folder or file that the user has. Raises CheckpointError."""
+    checkpoint = open_source(source)
+    check_experts(checkpoint, options["experts"])
+    return _Wanted(checkpoint, options["experts"] or 4, options["top_k"], options["adapter"], options["layers"])
+
+
+def _of_preset(preset: Preset, options: Mapping[str, Any]) -> _Wanted:
+    """A preset as it is meant, but for what the options change. Raises CheckpointError."""
+    folder, adapter, layers = options["folder"], options["adapter"], options["layers"]
+    experts = options["experts"] or preset.experts
+    top_k = options["top_k"] or min(experts, preset.top_k)
+    # The preset's adapter belongs to its installed weights: another checkpoint has none here.
+    if adapter is None and folder is None and options["use_adapter"]:
+        adapter = preset_adapter(preset, experts, top_k or 0, options["method"])
+    if layers not in (None, preset.layers):
+        adapter = None
+    checkpoint = preset_source(preset, folder, options["width"], options["seed"])
+    layers = preset.layers if layers is None else layers
+    return _Wanted(checkpoint, experts, top_k, adapter, layers, preset_tokenizer(preset))
 
 
 @click.command("inspect")

@@ -50,36 +50,45 @@ def evaluate(
     folder = minilm_folder() if dense is None else Path(dense)
     gathered = gather(None if texts is None else Path(texts))
     meter = LoadMeter()
-    model = WholeModel(pipeline_dir, trace=meter)
+    model, teacher = WholeModel(pipeline_dir, trace=meter), DenseModel(folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_tokens)
-    teacher = DenseModel(folder)
     kinds: dict[str, dict[str, Any]] = {}
     values: dict[str, Tensor] = {}
     tokens = 0
     for kind, chosen, foreign in chosen_texts(gathered, per_kind):
         # By length: a batch is padded to its longest text.
         ids = sorted((encoding.ids for encoding in tokenizer.encode_batch(chosen)), key=len)
-        parts = [ids[begin : begin + BATCH] for begin in range(0, len(ids), BATCH)]
-        cosine = torch.cat([(model.embed_ids(part) * teacher.embed_ids(part)).sum(1) for part in parts])
+        values[kind] = cosines(model, teacher, ids)
         tokens += sum(len(text) for text in ids)
-        values[kind] = cosine
-        kinds[kind] = summary(cosine) | {"foreign": foreign, "source": gathered.sources[kind]}
-    quantities = torch.cat([values[kind] for kind, row in kinds.items() if not row["foreign"]])
-    overall, loads = summary(quantities), meter.loads(model.manifest.layers)
-    skews = [busiest_over_mean(layer) for layer in loads]
+        kinds[kind] = summary(values[kind]) | {"foreign": foreign, "source": gathered.sources[kind]}
+    overall = summary(torch.cat([values[kind] for kind, row in kinds.items() if not row["foreign"]]))
     return {
         "cosine_mean": overall["mean"],
         "cosine_p5": overall["p5"],
         "cosine_foreign": min(row["mean"] for row in kinds.values() if row["foreign"]),
         "kinds": kinds,
-        "skew": round(sum(skews) / len(skews), 4),
-        "skew_per_layer": [round(skew, 4) for skew in skews],
-        "loads": [[int(value) for value in layer] for layer in loads],
+        **skewness(meter.loads(model.manifest.layers)),
         "texts": sum(row["texts"] for row in kinds.values()),
         "tokens": tokens,
         "folder": any(kind in gathered.training for kind in ("encyclopedia", "school", "tasks", "chat")),
+    }
+
+
+def cosines(model: WholeModel, teacher: DenseModel, ids: Sequence[list[int]]) -> Tensor:
+    """[texts]: cosine of both embeddings of each text of ``ids``, in batches."""
+    parts = [list(ids[begin : begin + BATCH]) for begin in range(0, len(ids), BATCH)]
+    return torch.cat([(model.embed_ids(part) * teacher.embed_ids(part)).sum(1) for part in parts])
+
+
+def skewness(loads: Sequence[Tensor]) -> dict[str, Any]:
+    """``skew``, ``skew_per_layer`` and ``loads`` of tokens by layer and expert, each layer's ``[E]``."""
+    skews = [busiest_over_mean(layer) for layer in loads]
+    return {
+        "skew": round(sum(skews) / len(skews), 4),
+        "skew_per_layer": [round(skew, 4) for skew in skews],
+        "loads": [[int(value) for value in layer] for layer in loads],
     }
 
 

@@ -60,11 +60,7 @@ def distil(
         raise CheckpointError(f"top-k {recipe.top_k} is more than the {recipe.experts} experts of a layer.")
     stage("texts")
     chosen, counts = training_texts(texts, system, recipe.seed)
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    ids = [encoding.ids for encoding in tokenizer.encode_batch(chosen)]
-    work = batches(ids, recipe, recipe.seed)
+    work = batches(ids_of(chosen, folder), recipe, recipe.seed)
     stage("start")
     dense = encoder_of(BertReader(FolderSource(folder)))
     student = start(
@@ -89,8 +85,15 @@ def distil(
     tensors = student.adapter()
     save_adapter(out, tensors, info)  # the pipeline that is measured is split with this very file
     info["measured"] = measured(folder, out, recipe, texts)
-    size = save_adapter(out, tensors, info)
-    return {**info, "bytes": size}
+    return {**info, "bytes": save_adapter(out, tensors, info)}
+
+
+def ids_of(texts: list[str], folder: Path) -> list[list[int]]:
+    """Whole texts as the checkpoint's token ids."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return [encoding.ids for encoding in tokenizer.encode_batch(texts)]
 
 
 def training_texts(folder: Path | None, system: Path, seed: int) -> tuple[list[str], dict[str, int]]:
