@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -95,46 +95,27 @@ class Simulation:
     """
 
     def __init__(
-        self,
-        workload: Workload,
-        requests: Requests,
-        configurations: Mapping[str, Configuration],
-        *,
-        seed: int = 0,
-        most_calls: int | None = None,
-        threads: int = 1,
-        machines: Machines | None = None,
-        bursts: BurstSettings = DEFAULT_BURSTS,
-        tables: ResourceTables | None = None,
-    ) -> None:
-        experts = workload.experts
-        if requests.counts.shape[0] != 1 + len(experts):
-            raise SimulationError(
-                f"requests are routed over {requests.counts.shape[0] - 1} experts, {workload.name} has {len(experts)}"
-            )
+        self, workload: Workload, requests: Requests, configurations: Mapping[str, Configuration], *, seed: int = 0,
+        most_calls: int | None = None, threads: int = 1, machines: Machines | None = None,
+        bursts: BurstSettings = DEFAULT_BURSTS, tables: ResourceTables | None = None,
+    ) -> None:  # fmt: skip
+        self.nodes: tuple[NodeInfo, ...] = (*workload.segments, *workload.experts)
+        _check(workload, requests, configurations, self.nodes, on_machines=machines is not None)
         self.workload = workload
         self.requests = requests
         self.now_s = 0.0
-        self.nodes: tuple[NodeInfo, ...] = (*workload.segments, *experts)
         self.index = {node.function: place for place, node in enumerate(self.nodes)}
-        limits = [configurations[node.function].concurrency for node in self.nodes if node.function in configurations]
-        slots = most_calls or max([workload.space.concurrency_max, *limits])
-        self.tables = tables or ResourceTables(workload, requests.most_tokens, slots)
         self._seed = seed
         self._machines = machines
-        short = () if workload.capacity is None else workload.capacity.beyond(configurations.values())
-        if short:
-            raise SimulationError(
-                f"{workload.name}: what it is deployed with takes more {', '.join(short)} than there are"
-            )
+        slots = most_calls or max(
+            [workload.space.concurrency_max, *(configurations[f].concurrency for f in self.index)]
+        )
+        self.tables = tables or ResourceTables(workload, requests.most_tokens, slots)
         sites = None if machines is None else machines.sites(self.nodes)
         self.fleet = Fleet(workload, self.nodes, self.tables, seed, slots, sites)
         for node, info in enumerate(self.nodes):
-            if info.function not in configurations:
-                raise SimulationError(f"function {info.function} has no configuration to start with")
             self.fleet.deploy(node, configurations[info.function], 0.0)
-        count, size = len(self.nodes), requests.arrival_s.size
-        segments = len(workload.segments)
+        count, size, segments = len(self.nodes), requests.arrival_s.size, len(workload.segments)
         self._keys = np.array([kernel.stream_key(seed, kernel.SERVICE, node) for node in range(count)], dtype=np.uint64)
         # Requests have one row of tokens for all segments, then one for each expert.
         self._source = np.array([max(0, node - segments + 1) for node in range(count)], dtype=np.int64)
@@ -143,22 +124,16 @@ class Simulation:
         self._traffic = kernel.Traffic(self._reached, requests.counts, self._source, self._keys)
         self._gather = np.zeros((threads, size))
         self._sited = None if machines is None else sited(machines, workload, self.nodes, size)
-        self._host = None
-        if workload.host is not None and machines is not None:
-            raise SimulationError(f"{workload.name} runs on one machine; machines need a workload without a host")
-        if workload.host is not None:
-            nodes = [stage.nodes for stage in self._stages]
-            self._host = SharedMachine(workload.host, requests, self._keys, nodes, self._source, seed)
-        self._bursts = None
+        self._host, self._bursts = None, None
         if workload.host is None:
             self._bursts = Bursts(bursts, requests, self.index, configurations)
-        elif any(configurations[name].burst is not None for name in self.index):
-            raise SimulationError(f"{workload.name} runs on one machine, where standbys are not simulated")
+        else:
+            nodes = [stage.nodes for stage in self._stages]
+            self._host = SharedMachine(workload.host, requests, self._keys, nodes, self._source, seed)
         self._left = self._gather[0] if self._host is None else self._host.left_s
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
         self._marks = np.zeros(size, dtype=np.uint8)
-        self._next_request = 0
-        self._in_flight = 0
+        self._next_request, self._in_flight = 0, 0
         self._until_s = 0.0
         self._stage = len(self._stages)
         self.meter: Floats = np.zeros((count, kernel.METERS))
@@ -363,3 +338,25 @@ class Simulation:
         self._arrived = 0
         self._until_s = until_s
         self._stage = len(self._stages) if until_s <= self.now_s else 0
+
+
+def _check(
+    workload: Workload, requests: Requests, configurations: Mapping[str, Configuration], nodes: Sequence[NodeInfo],
+    *, on_machines: bool,
+) -> None:  # fmt: skip
+    """Raises SimulationError where the parts of a simulation do not belong together."""
+    if requests.counts.shape[0] != 1 + len(workload.experts):
+        raise SimulationError(
+            f"requests are routed over {requests.counts.shape[0] - 1} experts, {workload.name} has "
+            f"{len(workload.experts)}"
+        )
+    short = () if workload.capacity is None else workload.capacity.beyond(configurations.values())
+    if short:
+        raise SimulationError(f"{workload.name}: what it is deployed with takes more {', '.join(short)} than there are")
+    for node in nodes:
+        if node.function not in configurations:
+            raise SimulationError(f"function {node.function} has no configuration to start with")
+    if workload.host is not None and on_machines:
+        raise SimulationError(f"{workload.name} runs on one machine; machines need a workload without a host")
+    if workload.host is not None and any(configurations[node.function].burst is not None for node in nodes):
+        raise SimulationError(f"{workload.name} runs on one machine, where standbys are not simulated")
