@@ -24,6 +24,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -227,6 +228,28 @@ def row_of(hours: str, outcome: Outcome) -> tuple[str, ...]:
     return (hours, outcome.name, f"{outcome.cost_per_hour:.2f}", f"{outcome.replicas:.2f}", f"{outcome.over:.2%}")
 
 
+def compared(rule: Outcome, steady: Outcome) -> dict[str, Any]:
+    """A rule against a constant, for the last line."""
+    return {
+        "cost_ratio": ratio(rule, steady),
+        "windows_over": round(rule.over, 5),
+        "windows_over_constant": round(steady.over, 5),
+    }
+
+
+def settings_of(mean_work: Floats) -> dict[str, tuple[Floats, Burst | None]]:
+    """Name → replicas [experts] that always run and the rule on top of them: all constants, then all rules.
+    ``mean_work`` [experts], in replicas."""
+    settings: dict[str, tuple[Floats, Burst | None]] = {
+        f"constant for {times:g} times the work": (constant(mean_work, times), None) for times in CONSTANTS
+    }
+    for floor, rule in BURSTS:
+        name = f"{rule.standbys} standbys, k={rule.headroom:g} z={rule.spare:g}, hold {rule.hold_s:g} s"
+        name = f"floor {floor:g}, {name}, look back {rule.look_back_s:g} s"
+        settings[f"{name}, sleep {rule.sleep_s:g} s" if rule.sleep_s else name] = constant(mean_work, floor), rule
+    return settings
+
+
 @benchmark
 @data_option
 @click.option("--hours", type=click.IntRange(1, 50), default=10, help="Test hours.")
@@ -255,14 +278,7 @@ def main(
 
     with progress(len(CONSTANTS) + len(BURSTS) + hours, "validation hours") as show:
         tuning = list(hours_of("validation", tuning_hours))
-        mean_work = np.mean([work for _, work, _ in tuning], axis=0)
-        settings: dict[str, tuple[Floats, Burst | None]] = {
-            f"constant for {times:g} times the work": (constant(mean_work, times), None) for times in CONSTANTS
-        }
-        for floor, rule in BURSTS:
-            name = f"{rule.standbys} standbys, k={rule.headroom:g} z={rule.spare:g}, hold {rule.hold_s:g} s"
-            name = f"floor {floor:g}, {name}, look back {rule.look_back_s:g} s"
-            settings[f"{name}, sleep {rule.sleep_s:g} s" if rule.sleep_s else name] = constant(mean_work, floor), rule
+        settings = settings_of(np.mean([work for _, work, _ in tuning], axis=0))
         rules = [name for name, (_, burst) in settings.items() if burst is not None]
         tried = {}
         for number, (name, setting) in enumerate(settings.items()):
@@ -293,13 +309,9 @@ def main(
     )
     tuned, tuned_constant, ideal, ideal_constant = means.values()
     print_result({
-        "cost_ratio": ratio(ideal, ideal_constant), "windows_over": round(ideal.over, 5),
-        "windows_over_constant": round(ideal_constant.over, 5), "hours_without_such_a_constant": unheld,
+        **compared(ideal, ideal_constant), "hours_without_such_a_constant": unheld,
         "cost_ratio_of_hours": [ratio(*pair) for pair in zip(*list(columns.values())[2:], strict=True)],
-        "tuned": {
-            "cost_ratio": ratio(tuned, tuned_constant), "windows_over": round(tuned.over, 5),
-            "windows_over_constant": round(tuned_constant.over, 5), "setting": quick.name, "constant": steady.name,
-        },
+        "tuned": {**compared(tuned, tuned_constant), "setting": quick.name, "constant": steady.name},
         "hours": len(columns[COLUMNS[0]]), "rate": rate, "pattern": pattern, "seconds": seconds,
         "activation_s": activation_s, "slo_factor": slo_factor, "minutes": minutes,
         "most_cv": None if most_cv == math.inf else most_cv,

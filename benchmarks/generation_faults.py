@@ -177,18 +177,25 @@ def most_per_s(served: RunningPipeline, texts: Sequence[tuple[list[int], str]], 
     return sum(one.outcome == "right" for one in clients.streams) / (time.monotonic() - begun_s)
 
 
+def kill_workers(
+    served: RunningPipeline, count: int, every_s: float, seconds: float, seed: int, *, ingress: bool
+) -> Counter[str]:
+    """Kill ``count`` workers every ``every_s`` for so many seconds, drawn by ``seed``; how many of which function."""
+    chosen, killed, from_s = random.Random(seed), Counter[str](), time.monotonic()
+    while (next_s := from_s + every_s * (killed.total() // count)) < from_s + seconds:
+        time.sleep(max(0.0, next_s - time.monotonic()))
+        alive = workers(served, ingress=ingress)
+        for pid in chosen.sample(sorted(alive), min(count, len(alive))):
+            os.kill(pid, signal.SIGKILL)
+            killed[alive[pid]] += 1
+    time.sleep(max(0.0, from_s + seconds - time.monotonic()))
+    return killed
+
+
 def measure(
-    folder: Path,
-    minutes: float,
-    calm: float,
-    every_s: float,
-    instances: int,
-    schedule: str,
-    seed: int,
-    *,
-    load: float = 0.7,
-    ingress: bool = False,
-) -> dict[str, Any]:
+    folder: Path, minutes: float, calm: float, every_s: float, instances: int, schedule: str, seed: int, *,
+    load: float = 0.7, ingress: bool = False,
+) -> dict[str, Any]:  # fmt: skip
     """All figures."""
     texts = expected(folder, TEXTS, LONGEST, TOKENS, seed)
     deployment = DeploymentSettings(
@@ -204,18 +211,11 @@ def measure(
         per_s = most_per_s(served, texts, 10 * min(1.0, calm))
         all_workers = workers(served, ingress=ingress)
         kill = math.ceil(KILLED * len(all_workers))
-        chosen, killed = random.Random(seed), Counter[str]()
         with arriving(clients, load * per_s, seed):
             calm_from_s = time.monotonic()
             time.sleep(calm * 60)
             from_s = time.monotonic()
-            while (next_s := from_s + every_s * (killed.total() // kill)) < from_s + minutes * 60:
-                time.sleep(max(0.0, next_s - time.monotonic()))
-                alive = workers(served, ingress=ingress)
-                for pid in chosen.sample(sorted(alive), min(kill, len(alive))):
-                    os.kill(pid, signal.SIGKILL)
-                    killed[alive[pid]] += 1
-            time.sleep(max(0.0, from_s + minutes * 60 - time.monotonic()))
+            killed = kill_workers(served, kill, every_s, minutes * 60, seed, ingress=ingress)
             until_s = time.monotonic()
         # Not less than at first: else what was killed has left something behind (workers, pages, open calls).
         again_per_s = most_per_s(served, texts, 10 * min(1.0, calm))

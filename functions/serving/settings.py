@@ -131,26 +131,12 @@ def duration_s(key: str, text: str) -> float:
 
 def from_environment(environ: Mapping[str, str], *, later: bool = False) -> FunctionSettings:
     """Read and check. ``later``: the pipeline's folder need not be there yet. Raises SettingsError."""
-    name = environ.get("smoe_pipeline", "")
-    if not name:
-        raise SettingsError(
-            "smoe_pipeline is not set; it names a pipeline folder, or a pipeline under smoe_pipelines_dir"
-        )
-    folder = Path(name)
-    address = name if "://" in name else None
-    if not folder.is_absolute():
-        folder = Path(environ.get("smoe_pipelines_dir", ".")) / folder
-    # A folder that another container fills first, or a pipeline that managers send, is looked at when it is there.
-    if address is None and not later and not (folder / "pipeline.json").is_file():
-        raise SettingsError(f"smoe_pipeline is {name!r}, but {folder / 'pipeline.json'} does not exist")
-    nodes = tuple(node.strip() for node in environ.get("smoe_nodes", "").split(",") if node.strip())
-    if not nodes or ("ingress" in nodes and len(nodes) > 1):
-        raise SettingsError("smoe_nodes takes node ids separated by commas, or the one word ingress")
+    folder, address = _pipeline(environ, later)
     live = environ.get("smoe_live_settings")
     token, key = environ.get("smoe_feed_token_file"), environ.get("smoe_caller_key_file")
     return FunctionSettings(
         pipeline_dir=folder,
-        nodes=nodes,
+        nodes=_node_ids(environ),
         pipeline_address=address,
         weights_cache=Path(cache) if (cache := environ.get("smoe_weights_cache")) else None,
         port=_whole(environ, "port", 8080),
@@ -178,6 +164,30 @@ def from_environment(environ: Mapping[str, str], *, later: bool = False) -> Func
         schedule=schedule_settings(environ),
         statistics_window_s=_window_s(environ),
     )
+
+
+def _pipeline(environ: Mapping[str, str], later: bool) -> tuple[Path, str | None]:
+    """The pipeline's folder, and its address where it has one instead. Raises SettingsError."""
+    name = environ.get("smoe_pipeline", "")
+    if not name:
+        raise SettingsError(
+            "smoe_pipeline is not set; it names a pipeline folder, or a pipeline under smoe_pipelines_dir"
+        )
+    folder = Path(name)
+    address = name if "://" in name else None
+    if not folder.is_absolute():
+        folder = Path(environ.get("smoe_pipelines_dir", ".")) / folder
+    # A folder that another container fills first, or a pipeline that managers send, is looked at when it is there.
+    if address is None and not later and not (folder / "pipeline.json").is_file():
+        raise SettingsError(f"smoe_pipeline is {name!r}, but {folder / 'pipeline.json'} does not exist")
+    return folder, address
+
+
+def _node_ids(environ: Mapping[str, str]) -> tuple[str, ...]:
+    nodes = tuple(node.strip() for node in environ.get("smoe_nodes", "").split(",") if node.strip())
+    if not nodes or ("ingress" in nodes and len(nodes) > 1):
+        raise SettingsError("smoe_nodes takes node ids separated by commas, or the one word ingress")
+    return nodes
 
 
 def _window_s(environ: Mapping[str, str]) -> float:

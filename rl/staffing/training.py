@@ -238,6 +238,17 @@ def train(
     judge = Judge(settings, data)
     report(f"{len(judge.hours)} hours of validation")
     envs = DummyVecEnv([partial(_env, settings, hours, 1000 * settings.seed + place) for place in range(settings.envs)])
+    model = _model(settings, envs, out)
+    learning = Learning(settings, judge, out, report)
+    if settings.warm_hours:
+        warm_start(model, settings, hours, report)
+    model.anchored()
+    model.learn(settings.windows, callback=learning, progress_bar=False, log_interval=50)
+    return learning
+
+
+def _model(settings: StaffingSettings, envs: DummyVecEnv, out: Path) -> StaffingDDPG:
+    """Untrained networks and an empty replay for the pipeline of ``envs``; curves go to ``out``."""
     first = envs.envs[0].unwrapped
     assert isinstance(first, StaffingEnv)
     space = first.episode.encoder.space
@@ -266,9 +277,4 @@ def train(
     )
     for group in model.actor.optimizer.param_groups:
         group["lr"] = settings.actor_rate
-    learning = Learning(settings, judge, out, report)
-    if settings.warm_hours:
-        warm_start(model, settings, hours, report)
-    model.anchored()
-    model.learn(settings.windows, callback=learning, progress_bar=False, log_interval=50)
-    return learning
+    return model

@@ -97,8 +97,21 @@ def up(
     except BaseException:
         lifecycle.stop_process(process)
         raise
-    click.echo(f"pipeline   {manifest.name} ({directory})")
     of_state = "" if state == Path(".smoe") else f" --state {state}"
+    click.echo(f"pipeline   {manifest.name} ({directory})")
+    _introduce(client, manifest, state, of_state, console)
+    if not foreground:
+        click.echo(f"stop       smoe down{of_state}")
+        return
+    try:
+        process.wait()
+    except KeyboardInterrupt:
+        with console.status("draining"):
+            lifecycle.stop_process(process)
+
+
+def _introduce(client: GatewayClient, manifest: Manifest, state: Path, of_state: str, console: Console) -> None:
+    """Where the pipeline is, and what can be done with it. ``of_state``: the option that names the state folder."""
     click.echo(f"gateway    {client.url}   user admin, password in {state / 'secrets' / 'basic-auth-password'}")
     click.echo(f"page       {client.url}/ui/   with that user and password")
     if others := lifecycle.other_pipelines(client, manifest.name):
@@ -108,14 +121,6 @@ def up(
         targets = _token_targets(manifest, client.url)
     for line in _next_steps(manifest, client.url, of_state, targets):
         click.echo(line)
-    if not foreground:
-        click.echo(f"stop       smoe down{of_state}")
-        return
-    try:
-        process.wait()
-    except KeyboardInterrupt:
-        with console.status("draining"):
-            lifecycle.stop_process(process)
 
 
 @click.command()
