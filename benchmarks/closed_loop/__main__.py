@@ -92,20 +92,12 @@ def run_all(
             run, counts = prepare(directory, served.manifest, setting)
             workload = workload_of(run, directory, counts)
             sent_s = np.array(run.trace.arrival_s, dtype=np.float64)
-            replicas = steady_replicas(
-                lambda count: (
-                    simulated(
-                        run,
-                        contender(f"static-{count}", run.window_s, 1),
-                        directory,
-                        workload,
-                        sent_s,
-                        counts,
-                        run.seed,
-                    ).p95_over_slo
-                ),
-                run.slo_s,
-            )
+
+            def over_slo(count: int) -> float:
+                one = contender(f"static-{count}", run.window_s, 1)
+                return simulated(run, one, directory, workload, sent_s, counts, run.seed).p95_over_slo
+
+            replicas = steady_replicas(over_slo, run.slo_s)
             for repeat in range(repeats):
                 for number, policy in enumerate(turns(policies, repeat)):
                     if (policy, repeat) in done:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from functions.dispatch.client import RawReply, ReplyTimeoutError, TransportError
-from functions.dispatch.replicas import Slot
+from functions.dispatch.replicas import FunctionSlots, Slot
 from functions.dispatch.slots import BUSY_WAIT_S, Slots, taken
 from functions.wire.errors import DeadlineError, NodeFailedError, NodeRefusedError
 from functions.wire.layout import CONTENT_TYPE
@@ -39,16 +39,9 @@ class Dispatcher(Slots):
     """Calls functions by name through whatever replicas :meth:`update` has named."""
 
     async def call(
-        self,
-        name: str,
-        path: str,
-        chunks: Sequence[Body],
-        *,
-        deadline_s: float,
-        request_id: str,
-        record: CallRecord,
+        self, name: str, path: str, chunks: Sequence[Body], *, deadline_s: float, request_id: str, record: CallRecord,
         node: str = "",
-    ) -> RawReply:
+    ) -> RawReply:  # fmt: skip
         """One call of ``POST path`` to a replica of ``name``, repeated where that is right; the reply has status 200.
 
         ``deadline_s`` is on the loop's clock; ``node`` is where it goes if a replica there has a free slot. Raises the
@@ -59,15 +52,7 @@ class Dispatcher(Slots):
         last = "it had no ready replica"
         failures = 0
         while failures < MAX_ATTEMPTS:
-            begun_s = self._loop.time()
-            # Calls that wait already were here first: a new one must not take the slot that becomes free for them.
-            slot = None if function.waiting else self._choose(function, avoid, node, begun_s)
-            if slot is None:
-                waited_from_s = begun_s
-                slot = await self._acquire(function, deadline_s, avoid, last, node)
-                begun_s = self._loop.time()
-                record.wait_s += begun_s - waited_from_s
-            record.node = slot.replica.node
+            slot, begun_s = await self._slot_of(function, deadline_s, avoid, last, node, record)
             try:
                 reply = await _post(slot, path, chunks, deadline_s - begun_s, request_id)
                 slot.failures = 0
@@ -86,9 +71,7 @@ class Dispatcher(Slots):
                 self._release(function, slot)
             record.status = str(reply.status)
             if reply.status == 200:
-                if slot.opening is not None:
-                    slot.opening.answered(self._loop.time())
-                    slot.opening = None
+                self._answered(slot)
                 return reply
             reason, last = _why_again(name, reply)
             record.repeats.append(reason)
@@ -97,6 +80,28 @@ class Dispatcher(Slots):
                 if not slot.replica.balanced:  # behind a balanced address the next call may reach another replica
                     avoid.add(slot.replica.id)
         raise NodeFailedError(f"{name} failed {failures} times; the last time {last}")
+
+    async def _slot_of(
+        self, function: FunctionSlots, deadline_s: float, avoid: set[str], last: str, node: str, record: CallRecord
+    ) -> tuple[Slot, float]:
+        """A taken slot and since when it is, on the loop's clock. Time waited for it is the record's. Raises the errors
+        of ``functions.wire.errors``; ``last``: why it was not to be had before."""
+        begun_s = self._loop.time()
+        # Calls that wait already were here first: a new one must not take the slot that becomes free for them.
+        slot = None if function.waiting else self._choose(function, avoid, node, begun_s)
+        if slot is None:
+            waited_from_s = begun_s
+            slot = await self._acquire(function, deadline_s, avoid, last, node)
+            begun_s = self._loop.time()
+            record.wait_s += begun_s - waited_from_s
+        record.node = slot.replica.node
+        return slot, begun_s
+
+    def _answered(self, slot: Slot) -> None:
+        """Whoever opened the replica is to know when it answered its first call."""
+        if slot.opening is not None:
+            slot.opening.answered(self._loop.time())
+            slot.opening = None
 
     async def send(
         self,
