@@ -2,7 +2,7 @@
 
 Simulated: `bert-4` on cores, λ five times the P95 without queues. For each of six patterns and each seed a rule is
 calibrated and a policy is learnt (DDPG, which begins with a rule calibrated in a third of its budget), each in
-``--minutes`` of one core, from train hours, chosen on validation hours. Both are then judged on test hours: of their
+``--minutes`` of one core, with train and validation hours. Both are then judged on test hours: of their
 own pattern, and of the five others. A pattern is won where the learnt policy is cheaper at no more windows over λ; of
 one that was learnt on, the others are won in sum. The rule's defaults and HPA with standbys, which are tuned for
 nothing, are shown as well.
