@@ -1,8 +1,8 @@
 """Learnt or calibrated: RLScale-Bench's protocol on the staffing policy, ``python -m benchmarks.rlscale``.
 
 Simulated: `bert-4` on cores, λ five times the P95 without queues. For each of six patterns and each seed a rule is
-calibrated and a policy is learnt (DDPG, which begins with a rule calibrated in a third of its budget), each in
-``--minutes`` of one core, with train and validation hours. Both are then judged on test hours: of their
+calibrated in ``--minutes`` of one core, with train and validation hours, and a policy is learnt (DDPG), which begins
+with that rule and has as many minutes again. Both are then judged on test hours, under the controller's guard: of their
 own pattern, and of the five others. A pattern is won where the learnt policy is cheaper at no more windows over λ; of
 one that was learnt on, the others are won in sum. The rule's defaults and HPA with standbys, which are tuned for
 nothing, are shown as well.
@@ -84,7 +84,9 @@ def spread(workers: int, tasks: Mapping[Task, Callable[[], Result]], what: str) 
 
 @benchmark
 @data_option
-@click.option("--minutes", type=click.FloatRange(0.01, 600), default=3.0, help="Of one core, for each contender.")
+@click.option(
+    "--minutes", type=click.FloatRange(0.01, 600), default=3.0, help="Of one core, for a rule, and again to learn."
+)
 @click.option("--seeds", callback=listed(int), default="0,1,2", help="Comma list, of searching and learning.")
 @click.option("--hours", type=AT_LEAST_1, default=6, help="Test hours of each pattern.")
 @click.option(

@@ -1,9 +1,8 @@
-"""A rule that is calibrated and a policy that is learnt, for one pattern and seed, each in so much CPU time.
+"""A rule that is calibrated and a policy that is learnt, for one pattern and seed, in so much CPU time.
 
 The rule is chosen on train and validation hours together; the actor learns on train hours and is chosen on validation
-hours, all by the same score (:meth:`rl.staffing.training.Judge.score`). The calibrated rule has all of the budget. The
-learnt policy has a third of it for a rule as well, which its actor begins with, and the rest for DDPG: a third finds
-nearly the same rule, and from the default a run of a few minutes does not come as far.
+hours, all by the same score (:meth:`rl.staffing.training.Judge.score`). The actor begins with the calibrated rule and
+has as much time again: from the default, or from a rule found in a third of the time, it does not come as far.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +30,8 @@ SECONDS = 600.0
 TRAIN_HOURS, SEARCH_HOURS, VALIDATION_HOURS = 24, 4, 3
 STEP, CHANGED = 0.2, 0.4
 """Deviation of a number in the search, within -1 and 1, and the chance that it is changed at all."""
-BEGIN = 1 / 3
-"""Part of the learnt policy's budget that finds the rule which it begins with."""
-MADE = "made.json"
+RULE, MADE = "rule.json", "made.json"
+CURVE = ("windows", "minutes", "score", "cost", "violated", "best")
 
 
 @dataclass(frozen=True)
@@ -116,22 +114,18 @@ def _score(judge: Judge, action: Actions) -> float:
 
 
 def make(pattern: Pattern, seed: int, minutes: float, data: Path | None, out: Path) -> dict[str, Any]:
-    """Both contenders, each with ``minutes`` of CPU: their settings files ``staffing.toml`` and
-    ``staffing-learnt.toml`` in ``out``, and what is known of them. Read where they are there already."""
+    """Both contenders: the rule of ``minutes`` of CPU, and what as many minutes of learning make of it.
+
+    Writes their settings files ``staffing.toml`` and ``staffing-learnt.toml`` into ``out``; returns what is known of
+    them. What is there is read."""
     path = out / MADE
     if path.is_file():
         stored: dict[str, Any] = json.loads(path.read_text())
         return stored
     out.mkdir(parents=True, exist_ok=True)
     settings = replace(pattern.settings, seed=seed)
-    search = Judge(replace(settings, validation_hours=SEARCH_HOURS), data, "train")
-    validation = Judge(settings, data)
-    for judge in (search, validation):
-        _score(judge, action_of(RuleSettings().values()))  # compiles what is compiled once a process
-    rule = calibrated(search, validation, minutes, seed)
-    begin = calibrated(search, validation, BEGIN * minutes, seed)
-    learnt = replace(settings, start=dict(begin.values), minutes=(1 - BEGIN) * minutes)
-    learning = train(learnt, out, data)
+    rule = _rule(settings, minutes, data, out)
+    learning = train(replace(settings, start=dict(rule.values), minutes=minutes), out, data)
     rule_lines = [f"{'activation_headroom' if name == 'headroom' else name} = {rule.values[name]}" for name in NAMES]
     planner = f'workload = "{WORKLOAD}"'
     (out / "staffing.toml").write_text("\n".join([planner, *rule_lines, ""]))
@@ -139,14 +133,21 @@ def make(pattern: Pattern, seed: int, minutes: float, data: Path | None, out: Pa
     made = {
         "pattern": pattern.name,
         "seed": seed,
-        "rule": dict(rule.values),
-        "rule_score": rule.score,
-        "rules_tried": rule.tried,
-        "begins_with": dict(begin.values),
-        "begin_score": begin.score,
-        "learnt_score": learning.best,
-        "best_after_windows": next(entry["windows"] for entry in reversed(learning.curve) if entry["best"]),
-        "windows": learning.curve[-1]["windows"],
+        "rule": asdict(rule),
+        "curve": [{name: entry[name] for name in CURVE} for entry in learning.curve],
     }
     path.write_text(json.dumps(made, indent=1))
     return made
+
+
+def _rule(settings: StaffingSettings, minutes: float, data: Path | None, out: Path) -> Calibrated:
+    path = out / RULE
+    if path.is_file():
+        return Calibrated(**json.loads(path.read_text()))
+    search = Judge(replace(settings, validation_hours=SEARCH_HOURS), data, "train")
+    validation = Judge(settings, data)
+    for judge in (search, validation):
+        _score(judge, action_of(RuleSettings().values()))  # compiles what is compiled once a process
+    rule = calibrated(search, validation, minutes, settings.seed)
+    path.write_text(json.dumps(asdict(rule), indent=1))
+    return rule

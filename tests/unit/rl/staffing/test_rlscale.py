@@ -107,7 +107,8 @@ def test_both_contenders_are_made_and_read_again(tmp_path: Path, monkeypatch: py
         monkeypatch.setattr(contenders, name, value)
     pattern = Pattern("normal", 5.0)
     made = make(pattern, 0, 0.001, tmp_path / "no-traces", tmp_path / "out")
-    assert made["rules_tried"] >= 1 and set(made["rule"]) == set(NAMES)
+    assert made["rule"]["tried"] >= 1 and set(made["rule"]["values"]) == set(NAMES)
+    assert made["curve"][0]["best"] and any(entry["windows"] for entry in made["curve"])
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"staffing.toml", "staffing-learnt.toml"}
     monkeypatch.setattr(contenders, "calibrated", None)
     assert make(pattern, 0, 0.001, tmp_path / "no-traces", tmp_path / "out") == json.loads(json.dumps(made))
