@@ -22,7 +22,7 @@ from pydantic import Field
 from rich.console import Console
 
 from autoscaler.build import check_policy
-from autoscaler.checked import Checked, Flag, Rule
+from autoscaler.checked import Checked, Flag, Rule, read_toml
 from autoscaler.errors import SettingsError
 from autoscaler.options import options_of
 from gateway.client.client import GatewayClient
@@ -72,6 +72,8 @@ class RunSettings(Checked):
     """static: stored configurations (docs/policies.md) that it holds."""
     profile: Annotated[Path | None, Flag(file=True)] = None
     """staffing: what the functions of a pipeline of your own cost, measured by `smoe lab profile`."""
+    policy_file: Annotated[Path | None, Flag("--policy-settings", file=True)] = None
+    """Settings of the policy (TOML, docs/policies.md), in place of its defaults."""
     baseline: Annotated[bool, Flag("--baseline/--no-baseline")] = True
     """Replay as deployed first, without scaling, and compare; or do not."""
     seconds: Annotated[float, Field(ge=10, le=86400)] = 120.0
@@ -103,6 +105,7 @@ class RunSettings(Checked):
         return (
             ("plan", self.plan is None or self.policy == "static", "for --policy static"),
             ("profile", self.profile is None or self.plans, "for --policy staffing"),
+            ("policy_file", self.policy_file is None or self.policy != "static", "not for --policy static"),
         )
 
     @property
@@ -112,9 +115,11 @@ class RunSettings(Checked):
 
     @property
     def policy_settings(self) -> dict[str, Any]:
-        """Those that are not the policy's defaults."""
+        """Those that are not the policy's defaults. Raises SettingsError for a file that is none."""
         given: dict[str, Any] = {"cpu_scale": self.cpu_scale} if self.plans else {}
-        return given if self.profile is None else {**given, "profile": str(self.profile)}
+        if self.profile is not None:
+            given["profile"] = str(self.profile)
+        return given if self.policy_file is None else {**given, **read_toml(self.policy_file, "policy settings")}
 
 
 @click.command()

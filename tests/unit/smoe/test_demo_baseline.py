@@ -73,6 +73,9 @@ def test_a_run_that_misses_the_slo_or_answers_nothing_fails_where_that_is_asked_
         pytest.param(["--profile", "FILE"], "for --policy staffing", id="a profile that nobody plans with"),
         pytest.param(["--policy", "static", "--plan", "FILE"], "cannot be read", id="a plan that is none"),
         pytest.param(["--policy", "staffing", "--profile", "FILE"], "--profile", id="a profile that is none"),
+        pytest.param(["--policy-settings", "FILE"], "policy settings FILE cannot be read", id="settings that are none"),
+        pytest.param(["--policy-settings", "keys.toml"], "is not known", id="settings that the policy has not"),
+        pytest.param(["--policy", "static", "--policy-settings", "keys.toml"], "not for --policy static", id="static"),
     ],
 )
 def test_what_a_run_cannot_use_is_refused_before_anything_is_started(
@@ -82,8 +85,16 @@ def test_what_a_run_cannot_use_is_refused_before_anything_is_started(
     monkeypatch.setattr(demo.lifecycle, "start_gateway", lambda *_, **__: pytest.fail("a gateway was started"))
     for name in ("FILE", "log"):
         (tmp_path / name).write_text("neither")
+    (tmp_path / "keys.toml").write_text("unheard_of = 1")
     refused = CliRunner().invoke(cli, ["run", str(minilm_pipeline), "--state", str(tmp_path / "state"), *settings])
     assert refused.exit_code == 1 and words in str(refused.exception) + refused.output
+
+
+def test_a_policys_settings_come_from_its_file_next_to_what_a_core_is_here(tmp_path: Path) -> None:
+    file = tmp_path / "rule.toml"
+    file.write_text("standbys = 5.0")
+    settings = demo.RunSettings(pipeline="minilm", state=tmp_path, data=None, policy="staffing", policy_file=file)
+    assert settings.policy_settings == {"cpu_scale": settings.cpu_scale, "standbys": 5.0}
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, 16.0), (3.0, 3.0)], ids=["by capacity", "as asked for"])
