@@ -43,6 +43,7 @@ from benchmarks.prism_real.network import SWITCH, become_switch, connect
 from functions.serving import metric_names as names
 from gateway.backends.process.kernel import enter_network
 from moe.reference import WholeModel
+from platform_words.headers import CALLER_KEY
 from simulation.profiles.measure.machine import cpu_s
 from smoe.pipelines import ensure_pipeline
 
@@ -79,6 +80,8 @@ class Row:
     rule: str
     transfer: str
     ingress: WorkerProcess
+    key: str = ""
+    """What the ingress takes calls with."""
     turns: list[Counted] = field(default_factory=list)
     taken_ms: list[float] = field(default_factory=list)
 
@@ -126,13 +129,18 @@ def read(ingress: WorkerProcess, workers: Iterable[WorkerProcess]) -> Counted:
     )
 
 
-def ask(ingress: WorkerProcess, texts: Sequence[str]) -> dict[str, Any]:
+def ask(row: Row, texts: Sequence[str]) -> dict[str, Any]:
     """The pipeline's answer."""
-    body = json.dumps({"inputs": list(texts)}).encode()
-    request = urllib.request.Request(f"http://{ingress.address}/", body, {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as reply:
-        answer: dict[str, Any] = json.load(reply)
-        return answer
+    answer: dict[str, Any] = _read(row, "/", json.dumps({"inputs": list(texts)}).encode())
+    return answer
+
+
+def _read(row: Row, path: str, body: bytes | None = None) -> Any:
+    headers = {"content-type": "application/json", CALLER_KEY: row.key}
+    with urllib.request.urlopen(
+        urllib.request.Request(f"http://{row.ingress.address}{path}", body, headers), timeout=60
+    ) as reply:
+        return json.load(reply)
 
 
 def turn(row: Row, workers: Sequence[WorkerProcess], requests: Sequence[Sequence[str]]) -> None:
@@ -140,16 +148,15 @@ def turn(row: Row, workers: Sequence[WorkerProcess], requests: Sequence[Sequence
     before = read(row.ingress, workers)
     for texts in requests:
         begun_s = time.perf_counter()
-        ask(row.ingress, texts)
+        ask(row, texts)
         row.taken_ms.append((time.perf_counter() - begun_s) * 1000)
     row.turns.append(read(row.ingress, workers).since(before))
 
 
 def links_of(row: Row) -> dict[str, dict[str, float]]:
     """What the row's ingress measured of its links."""
-    with urllib.request.urlopen(f"http://{row.ingress.address}/statistics", timeout=10) as reply:
-        links: dict[str, dict[str, float]] = json.load(reply)["links"]
-        return links
+    links: dict[str, dict[str, float]] = _read(row, "/statistics")["links"]
+    return links
 
 
 def wait_for_links(row: Row, nodes: int, within_s: float = 30.0) -> None:
@@ -215,7 +222,8 @@ def main(pipeline: str, mbit: float, **load: Any) -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".token") as token:
         token.write(secrets.token_hex(16))
         token.flush()
-        environ = {"smoe_feed_token_file": token.name}
+        # With a key, as gateways give one: without, workers relay to loopback addresses only.
+        environ = {"smoe_feed_token_file": token.name, "smoe_caller_key_file": token.name}
         with LocalPipeline(
             directory, replicas=asked.replicas, max_inflight=16, nodes=nodes, environ=environ, ground=ground
         ) as served:
@@ -236,7 +244,7 @@ def _measure(
         texts = make_texts(model, 64, size, asked.seed)
         total = asked.calls * asked.rounds
         requests = [[texts[(i * asked.texts + j) % 64] for j in range(asked.texts)] for i in range(total)]
-        rows = [Row(rule, transfer, one) for (rule, transfer), one in zip(ROWS, ingresses, strict=True)]
+        rows = [Row(rule, transfer, one, served.key) for (rule, transfer), one in zip(ROWS, ingresses, strict=True)]
         _measure_in_turns(rows, served.workers, requests, model, asked)
         figures = [{"tokens": size * asked.texts, **row.figures(model.manifest.layers)} for row in rows]
         links = {row.rule: links_of(row) for row in rows if row.transfer == "adaptive"}
@@ -255,11 +263,11 @@ def _measure_in_turns(
     """Warm up, check, then all rows in turns, in another order each round."""
     expected = model.embed(requests[0]).numpy()
     for row in rows:  # what is measured must also be right
-        answers.check_equal(ask(row.ingress, requests[0])["embeddings"], expected, f"{row.rule}, {row.transfer}")
+        answers.check_equal(ask(row, requests[0])["embeddings"], expected, f"{row.rule}, {row.transfer}")
         if row.transfer == "adaptive":
             wait_for_links(row, asked.count)
         for texts in requests[:WARM_UP]:
-            ask(row.ingress, texts)
+            ask(row, texts)
     order = np.random.default_rng(asked.seed)
     with progress(len(requests)) as show:
         for start in range(0, len(requests), asked.calls):

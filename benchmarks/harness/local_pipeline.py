@@ -151,6 +151,12 @@ class LocalPipeline:
         return f"http://{self.ingress.address}"
 
     @property
+    def key(self) -> str:
+        """What workers and ingresses take calls with; empty where ``environ`` names no ``smoe_caller_key_file``."""
+        file = self._environ.get("smoe_caller_key_file")
+        return Path(file).read_text() if file else ""
+
+    @property
     def feed_url(self) -> str:
         """Where the replicas are published, as a gateway would."""
         assert self._feed is not None, "start it first"
@@ -187,9 +193,8 @@ class LocalPipeline:
         for one in self.workers:
             entry = {"id": str(one.pid), "address": one.address, "state": "ready", "node": one.node}
             replicas_of.setdefault(f"{one.function}.openfaas-fn", []).append(entry)
-        functions = {
-            name: {"max_inflight": self._max_inflight, "replicas": replicas} for name, replicas in replicas_of.items()
-        }
+        limits = {"max_inflight": self._max_inflight, "key": self.key}
+        functions = {name: {**limits, "replicas": replicas} for name, replicas in replicas_of.items()}
         return json.dumps({"version": 1, "functions": functions}).encode() + b"\n"
 
     def __exit__(self, *_: object) -> None:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
+import urllib.error
+from pathlib import Path
 
-from benchmarks.dispatch import Counted, Row
-from benchmarks.harness.local_pipeline import WorkerProcess
+import pytest
+
+from benchmarks.dispatch import Counted, Row, ask
+from benchmarks.harness.local_pipeline import LocalPipeline, WorkerProcess
+from moe.reference import WholeModel
+from tests.unit.functions.test_pass import TEXTS, assert_close
 
 
 def counted(passes: float, cpu: float) -> Counted:
@@ -24,3 +30,16 @@ def test_a_row_says_what_one_pass_costs_and_takes_the_median_of_processor_time()
 
 def test_counters_are_what_came_since() -> None:
     assert counted(12, 3.0).since(counted(2, 1.0)) == counted(10, 2.0)
+
+
+def test_a_pipeline_with_a_key_answers_those_who_show_it_and_its_ingress_shows_it_to_workers(
+    bert: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "key"
+    file.write_text("k" * 32)
+    environ = {"smoe_caller_key_file": str(file), "smoe_transfer": "two-phase"}
+    with LocalPipeline(bert, max_functions=3, nodes=("a", "b"), environ=environ) as pipeline:
+        row = Row("auto", "two-phase", pipeline.ingress, pipeline.key)
+        assert_close(ask(row, TEXTS)["embeddings"], WholeModel(bert).embed(TEXTS))
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            ask(Row("auto", "two-phase", pipeline.ingress), TEXTS)
