@@ -23,13 +23,14 @@ from autoscaler.topology import load_topology
 
 
 @click.command()
+@click.argument("named", metavar="[PIPELINE]", required=False)
 @click.option(
     "--state",
     type=click.Path(path_type=Path),
     default=Path(".smoe"),
     help="State folder: address, passwords, pipelines, logs.",
 )
-@click.option("--pipeline", default="minilm", help="Pipeline to scale.")
+@click.option("--pipeline", help="The same as PIPELINE. [default: minilm]")
 @options_of(ControllerSettings)
 @click.option(
     "--password-file",
@@ -49,19 +50,23 @@ from autoscaler.topology import load_topology
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a tick on standard output.")
 def autoscale(
+    named: str | None,
     state: Path,
-    pipeline: str,
+    pipeline: str | None,
     password_file: Path | None,
     ticks: int | None,
     log_level: str,
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Watch a pipeline and scale every function of it until interrupted.
+    """Watch PIPELINE and scale every function of it until interrupted.
 
     Decisions go to standard error as one line each, ticks to standard output, and both as parquet files to the log
     folder. Missing or old data holds the present scale.
     """
+    if named and pipeline and named != pipeline:
+        raise click.UsageError(f"two pipelines are named, {named} and --pipeline {pipeline}; name one")
+    pipeline = named or pipeline or "minilm"
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("smoe.autoscaler").setLevel(log_level.upper())
     logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # who does not answer is logged once

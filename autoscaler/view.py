@@ -66,6 +66,7 @@ class View:
                 "end_s": observation.end_s,
                 "p95_s": observation.latency_p95_s,
                 "requests_per_s": observation.requests_per_s,
+                "in_flight": observation.in_flight,
                 "provisioned_per_hour": cost["provisioned_per_hour"],
             }
         )

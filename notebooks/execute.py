@@ -124,10 +124,14 @@ def _same_picture(one: str, other: str) -> bool:
 @click.argument("names", nargs=-1)
 @click.option("--check", is_flag=True, help="Compare with what is stored, and write nothing.")
 def main(names: Sequence[str], check: bool) -> None:
-    """Run NAMES (figure-07 …), or all notebooks of this folder."""
+    """Run NAMES (figure-07, notebooks/figure-07.ipynb, …), or all notebooks of this folder."""
+    stored_names = sorted(path.stem for path in HERE.glob("*.ipynb"))
+    chosen = [Path(name).name.removesuffix(".ipynb") for name in names] or stored_names
+    if unknown := [name for name in chosen if name not in stored_names]:
+        raise click.UsageError(f"{unknown[0]} is no notebook of {HERE}; there are {', '.join(stored_names)}")
     stale = False
     with kernel() as manager:
-        for path in [HERE / f"{name}.ipynb" for name in names] or sorted(HERE.glob("*.ipynb")):
+        for path in [HERE / f"{name}.ipynb" for name in chosen]:
             stored, fresh = nbformat.read(path, as_version=4), run(path, manager)
             changes = differences(stored, fresh)
             stale |= bool(changes)

@@ -27,11 +27,12 @@ function stepOf(most) {
   return [1, 2, 2.5, 5, 10].map((m) => m * size).find((m) => m * 5 >= most * 0.999);
 }
 
-// Points are [Date, number | null]; a gap breaks the line. `target` is drawn dashed, points above it are marked.
+// Points are [Date, number | null, why]; a gap breaks the line, and is filled where there is a `why`. `target` is drawn
+// dashed, points above it are marked.
 export function lineChart(box, points, write, target) {
   const width = box.clientWidth || 600, height = box.clientHeight || 190, left = 62, bottom = 20, top = 8, right = 10;
   const known = points.filter(([, v]) => v != null), root = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img" });
-  if (!known.length) {
+  if (!known.length && !points.some(([, , why]) => why)) {
     root.append(svg("text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, "no window yet"));
     box.replaceChildren(root);
     return;
@@ -46,6 +47,12 @@ export function lineChart(box, points, write, target) {
   }
   const clock = (t) => new Date(t).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
   root.append(svg("text", { x: left, y: height - 4 }, clock(first)), svg("text", { x: width - right, y: height - 4, "text-anchor": "end" }, clock(last)));
+  points.forEach(([t, , why], i) => {
+    if (!why) return;
+    const from = x(points[Math.max(0, i - 1)][0]), band = svg("rect", { class: "unanswered", x: from, y: top, width: Math.max(2, x(t) - from), height: height - bottom - top });
+    band.append(svg("title", {}, why));
+    root.append(band);
+  });
   for (const run of runs(points)) {
     const path = run.map(([t, v], i) => `${i ? "L" : "M"}${x(t).toFixed(1)} ${y(v).toFixed(1)}`).join("");
     root.append(svg("path", { class: "area", d: `${path}L${x(run[run.length - 1][0]).toFixed(1)} ${y(0)}L${x(run[0][0]).toFixed(1)} ${y(0)}Z` }), svg("path", { class: "line", d: path }));

@@ -109,7 +109,8 @@ function showFigures(view, nodes) {
 
 function showCharts(view) {
   const rows = (view?.history ?? []).map((row) => ({ ...row, time: new Date(row.end_s * 1000) }));
-  lineChart(at("latency"), rows.map((r) => [r.time, r.p95_s]), seconds, view?.slo_s);
+  const waits = (r) => r.p95_s == null && r.in_flight ? `no answer while ${number(r.in_flight)} requests waited` : "";
+  lineChart(at("latency"), rows.map((r) => [r.time, r.p95_s, waits(r)]), seconds, view?.slo_s);
   lineChart(at("costs"), rows.map((r) => [r.time, r.provisioned_per_hour]), (v) => money(v, view?.currency));
 }
 

@@ -67,7 +67,8 @@ def is_dense(source: Source) -> bool:
     families, names = ", ".join([*DENSE, *NATIVE]), source.config.get("architectures")
     architecture = f"architecture {names[0]!r}, " if isinstance(names, list) and names else ""
     raise CheckpointError(
-        f"{source.where}: {architecture}model_type {kind!r} is not supported; supported are {families}."
+        f"{source.where}: {architecture}model_type {kind!r} is not supported; supported are {families}; "
+        "docs/models.md states what a family needs."
     )
 
 

@@ -166,12 +166,21 @@ def remove(name: str, state: Path, gateway_url: str | None, password_file: Path 
 
 @click.command()
 @click.argument("text", nargs=-1)
-@click.option("--name", default="minilm", help="Pipeline (function) to call.")
+@click.option("--pipeline", "--name", "name", default="minilm", help="Pipeline (function) to call.")
 @click.option(
     "--max-new-tokens",
     type=click.IntRange(min=0),
     help=f"Decoders: most tokens to write; 0: the next token's logits alone. [default: {NEW_TOKENS}]",
 )
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0, 100),
+    help="Decoders: 0 writes the likeliest token each time, more the less likely ones, too. [default: 0]",
+)
+@click.option(
+    "--top-k", type=click.IntRange(min=0), help="Decoders: chooses among so many likeliest; 0: all. [default: 0]"
+)
+@click.option("--seed", type=click.IntRange(min=0), help="Decoders: the same one writes the same text. [default: 0]")
 @click.option(
     "--timeout", "timeout_s", type=click.FloatRange(min=0.1), default=60.0, help="Seconds until the call is given up."
 )
@@ -186,6 +195,7 @@ def invoke(
     state: Path,
     gateway_url: str | None,
     as_json: bool,
+    **sampling: float | None,
 ) -> None:
     """Send TEXT (several are one batch; none: lines of standard input) to a pipeline and print the answer."""
     texts = list(text) or [line.rstrip("\n") for line in sys.stdin if line.strip()]
@@ -198,6 +208,7 @@ def invoke(
             max_new_tokens = NEW_TOKENS
         if max_new_tokens:
             request["max_new_tokens"] = max_new_tokens
+        request |= {option: value for option, value in sampling.items() if value is not None}
         response = client.invoke(name, json.dumps(request).encode(), "application/json", timeout_s)
     if response.status_code >= 400:
         raise GatewayRefusedError(

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,17 +58,21 @@ def status(state: Path, gateway_url: str | None, password_file: Path | None, ver
     client = connect(state, gateway_url, password_file)
     functions = sorted(client.functions(), key=lambda function: (_pipeline(function), *_place(function)))
     waiting = [function["name"] for function in functions if not function.get("availableReplicas")]
-    work = work_of(functions, *_samples(client))
+    samples = _samples(client)
+    work, unread = work_of(functions, *samples), unread_pipelines(functions, *samples)
     if as_json:
         done = {name: {"calls": one.calls, "tokens": one.tokens, "p95_s": one.p95_s} for name, one in work.items()}
         click.echo(
             json.dumps({"gateway": client.url, "info": client.info(), "functions": functions, "work": done}, indent=2)
         )
     else:
-        Console().print(_table(client.url, functions, work))
+        Console().print(_table(client.url, functions, work, unread))
         _print_instances(client, functions)
         for note in client.info().get("notes", []) if verbose else ():
             click.echo(f"note: {note}")
+    if unread:
+        names = ", ".join(sorted(unread))
+        click.echo(f"the ingress of {names} did not answer with its metrics: calls beyond it are unknown (–)", err=True)
     if waiting:
         click.echo(f"{len(waiting)} functions have no ready replica: {', '.join(waiting[:8])}", err=True)
         sys.exit(1)
@@ -111,6 +115,12 @@ def work_of(functions: Functions, *samples: Samples) -> dict[str, Work]:
     return work_by_name
 
 
+def unread_pipelines(functions: Functions, *samples: Samples) -> set[str]:
+    """Pipelines that were called through the gateway and of whose ingresses nothing could be read."""
+    called = {_pipeline(function) for function in functions if function.get("invocationCount")}
+    return called - {dict(pairs).get("pipeline", "") for one in samples for _, pairs in one} - {""}
+
+
 def _sum(parts: Iterable[Work]) -> Work:
     total = Work()
     for part in parts:
@@ -137,7 +147,16 @@ def _place(function: Mapping[str, Any]) -> tuple[int, int, str]:
     return layer, expert, str(function["name"])
 
 
-def _table(url: str, functions: Functions, work: Mapping[str, Work]) -> Table:
+def _calls(function: Mapping[str, Any], done: Work | None, unread: Collection[str]) -> str:
+    """Calls that an ingress counted, else those through the gateway; a dash where neither is known."""
+    if done is not None:
+        return f"{done.calls:.0f}"
+    if _pipeline(function) in unread and INGRESS not in _nodes(function):
+        return "–"
+    return f"{function.get('invocationCount', 0):.0f}"
+
+
+def _table(url: str, functions: Functions, work: Mapping[str, Work], unread: Collection[str] = ()) -> Table:
     table = Table(
         title=f"{len(functions)} functions at {url}",
         title_justify="left",
@@ -164,7 +183,7 @@ def _table(url: str, functions: Functions, work: Mapping[str, Work]) -> Table:
         table.add_row(
             function["name"],
             f"{ready}/{function.get('replicas', 0)}",
-            f"{function.get('invocationCount', 0) if done is None else done.calls:.0f}",
+            _calls(function, done, unread),
             f"{done.tokens / tokens:.0%}" if done is not None and tokens else "",
             f"{done.p95_s * 1000:.0f}" if done is not None and done.p95_s is not None else "",
             limits.get("memory", ""),

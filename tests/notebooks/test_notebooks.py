@@ -12,10 +12,11 @@ from typing import Any
 import nbformat
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from jupyter_client.manager import KernelManager
 from matplotlib.image import imsave
 
-from notebooks.execute import HERE, differences, kernel, run
+from notebooks.execute import HERE, differences, kernel, main, run
 
 FIGURES = [f"figure-{number:02d}" for number in range(2, 12)]
 MOST_BYTES = 600_000
@@ -29,6 +30,14 @@ def manager() -> Iterator[KernelManager]:
 
 def stored(name: str) -> Any:
     return nbformat.read(HERE / f"{name}.ipynb", as_version=4)
+
+
+def test_a_notebook_is_named_by_its_path_too_and_one_that_is_not_there_is_refused() -> None:
+    refused = CliRunner().invoke(main, ["notebooks/figure-99.ipynb"])
+    assert refused.exit_code == 2 and "figure-99 is no notebook of" in refused.output
+    assert "figure-06" in refused.output
+    checked = CliRunner().invoke(main, ["notebooks/figure-06.ipynb", "--check"])
+    assert (checked.exit_code, checked.output) == (0, "figure-06.ipynb: as stored\n")
 
 
 def texts(notebook: Any) -> str:

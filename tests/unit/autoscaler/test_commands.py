@@ -80,6 +80,16 @@ def test_wrong_options_are_refused_with_a_sentence(state: Path, options: list[st
     assert result.exit_code == 2 and sentence in result.output
 
 
+def test_the_pipeline_is_an_argument_as_of_other_commands(state: Path) -> None:
+    arguments = ["--state", str(state), "--interval", "0.01s", "--ticks", "1"]
+    named = CliRunner().invoke(autoscale, ["tiny", *arguments])
+    assert isinstance(named.exception, UndecidedError) and read_contexts(state / "log")[0]["pipeline"] == "tiny"
+    two = CliRunner().invoke(autoscale, ["tiny", "--pipeline", "other", *arguments])
+    assert two.exit_code == 2 and "two pipelines are named, tiny and --pipeline other" in two.output
+    default = CliRunner().invoke(autoscale, arguments)
+    assert default.exit_code != 0 and "minilm" in f"{default.output} {default.exception}"
+
+
 def test_a_state_folder_without_a_gateway_is_reported(tmp_path: Path) -> None:
     result = call(tmp_path)
     assert result.exit_code == 2 and "no gateway runs on" in result.output

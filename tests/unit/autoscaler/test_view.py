@@ -52,6 +52,7 @@ def test_what_is_kept_is_bounded_and_the_newest_stays() -> None:
         shown.add(report(MORE, end_s=100.0 + i))
     document = json.loads(shown.document())
     assert len(document["history"]) == HISTORY and len(document["decisions"]) == DECISIONS
+    assert document["history"][-1]["in_flight"] == observation().in_flight
     assert document["history"][-1]["end_s"] == document["decisions"][-1]["time_s"] == 100.0 + HISTORY + 9
 
 

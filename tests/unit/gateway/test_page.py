@@ -231,6 +231,8 @@ async def test_a_browser_shows_heat_map_configuration_latency_cost_and_decisions
     start: Starter, tmp_path: Path
 ) -> None:
     seen = document(time.time(), problems=["<b>target 10.0.0.1:8080</b> could not be scraped"])
+    seen["history"][50] |= {"p95_s": None, "in_flight": 63.0}
+    seen["history"][90] |= {"p95_s": None, "in_flight": 0.0}
     folder = tmp_path / "state" / "view"
     folder.mkdir(parents=True)
     (folder / "minilm.json").write_text(json.dumps(seen))
@@ -260,6 +262,7 @@ async def test_a_browser_shows_heat_map_configuration_latency_cost_and_decisions
     assert configuration["minilm-expert-0-0"][4:6] == ["256 MiB", "1.50 cores"]
     assert shown(dom, "notice") == "<b>target 10.0.0.1:8080</b> could not be scraped"
     assert re.search(r'id="machines" hidden', dom)
+    assert re.findall(r'class="unanswered".*?<title>(.*?)</title>', dom) == ["no answer while 63 requests waited"]
     assert 'class="line"' in dom and 'class="slo"' in dom and 'class="over"' in dom
     width, height = struct.unpack(">II", picture.read_bytes()[16:24])
     assert (width, height) == (1440, 1500) and picture.stat().st_size > 50_000

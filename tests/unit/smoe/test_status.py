@@ -67,6 +67,27 @@ def test_status_has_a_row_for_each_function_and_fails_where_one_has_no_replica(m
     assert result.exit_code == 1
 
 
+def test_what_an_ingress_that_does_not_answer_counted_is_unknown_and_not_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = {"availableReplicas": 1, "replicas": 1}
+    functions = [
+        {**function("m"), **ready, "invocationCount": 7.0},
+        {**function("m-expert-0-0", "expert-0-0"), **ready},
+        {**function("n"), **ready, "labels": {"smoe.pipeline": "n"}},
+        {**function("n-expert-0-0", "expert-0-0"), **ready, "labels": {"smoe.pipeline": "n"}},
+    ]
+    client = SimpleNamespace(url="http://g", functions=lambda: functions)
+    monkeypatch.setattr(module, "connect", lambda *_: client)
+    monkeypatch.setattr(module, "_samples", lambda _: [])
+    result = CliRunner().invoke(status, [])
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert [row[:3] for row in rows if row and row[0][:2] in ("m", "m-", "n", "n-")] == [
+        ["m", "1/1", "7"], ["m-expert-0-0", "1/1", "–"], ["n", "1/1", "0"], ["n-expert-0-0", "1/1", "0"]
+    ]  # fmt: skip
+    assert result.stderr.startswith("the ingress of m did not answer with its metrics") and result.exit_code == 0
+    monkeypatch.setattr(module, "_samples", lambda _: [sample("smoe_requests_total", 7, code="200")])
+    assert "–" not in CliRunner().invoke(status, []).output
+
+
 def test_a_row_of_the_default_decoder_is_whole_at_80_columns() -> None:
     row = {
         **function("smollm2-segment-10", "segment-10"), "availableReplicas": 1, "replicas": 1,

@@ -1,0 +1,61 @@
+"""``smoe invoke``: what of its options reaches the pipeline."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from smoe.commands import service
+
+
+class Client:
+    """A gateway whose decoder answers with what it was asked."""
+
+    asked: list[tuple[str, dict[str, Any]]]
+
+    def __init__(self, task: str) -> None:
+        self.task, self.asked = task, []
+
+    def describe(self, name: str, timeout_s: float) -> dict[str, Any]:
+        return {"task": self.task}
+
+    def invoke(self, name: str, body: bytes, kind: str, timeout_s: float) -> Any:
+        self.asked.append((name, json.loads(body)))
+
+        class Reply:
+            status_code = 200
+
+            @staticmethod
+            def json() -> dict[str, Any]:
+                return {"outputs": [{"text": "and so on"}]}
+
+        return Reply
+
+
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        ([], {"max_new_tokens": 32}),
+        (["--temperature", "0.8", "--top-k", "40", "--seed", "7"], {"temperature": 0.8, "top_k": 40, "seed": 7}),
+        (["--temperature", "0"], {"temperature": 0.0}),
+        (["--max-new-tokens", "5"], {"max_new_tokens": 5}),
+    ],
+)
+@pytest.mark.parametrize("option", ["--pipeline", "--name"])
+def test_a_decoder_s_sampling_is_asked_for_as_given(
+    options: list[str], asked: dict[str, Any], option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client("causal-lm")
+    monkeypatch.setattr(service.GatewayClient, "from_state", lambda state: client)
+    done = CliRunner().invoke(service.invoke, ["the cat", option, "mine", *options])
+    assert (done.exit_code, done.stdout) == (0, "and so on\n")
+    assert client.asked == [("mine", {"inputs": "the cat", "max_new_tokens": 32, **asked})]
+
+
+@pytest.mark.parametrize("options", [["--temperature", "-1"], ["--top-k", "-1"], ["--seed", "x"]])
+def test_sampling_beyond_what_the_api_takes_is_refused_before_anything_is_sent(options: list[str]) -> None:
+    refused = CliRunner().invoke(service.invoke, ["the cat", *options])
+    assert refused.exit_code == 2 and options[0] in refused.output
