@@ -6,13 +6,15 @@ from __future__ import annotations
 import json
 import math
 import os
-import platform
+import shlex
 import signal
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -28,6 +30,7 @@ from autoscaler.options import options_of
 from gateway.client.client import GatewayClient
 from moe.manifest import Manifest
 from moe.reference import WholeModel
+from simulation.profiles.measure.machine import this_machine
 from simulation.profiles.measure.process_tree import own_cpu_s
 from smoe import __version__, lifecycle
 from smoe.commands.options import state_option
@@ -323,7 +326,9 @@ def _report(
         "texts": source,
         "seeds": [settings.seed],
         "settings": shown,
-        "machine": {"cpus": os.cpu_count(), "system": platform.system(), "machine": platform.machine()},
+        "command": shlex.join(["smoe", *sys.argv[1:]]),
+        "begun": datetime.fromtimestamp(since_s, UTC).isoformat(timespec="minutes"),
+        "machine": this_machine().to_json(),
         "version": __version__,
         "since_s": since_s,
         "parity": parity.to_json(),

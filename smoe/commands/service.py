@@ -333,14 +333,14 @@ def _next_steps(manifest: Manifest, url: str, of_state: str, targets: str = "") 
     if manifest.task == "embedding":
         first = f'try        curl -s {url}/function/{manifest.name} -d \'{{"inputs": "a sentence"}}\''
     else:
-        first = f"try        smoe invoke --name {manifest.name}{of_state} 'a text to go on with'"
+        first = f"try        smoe invoke --pipeline {manifest.name}{of_state} 'a text to go on with'"
         if manifest.tokenizer is not None and manifest.tokenizer.chat_template:
             first += f"    or talk: smoe chat {manifest.name}{of_state}"
     return [
         first,
         f"           OpenAI's API at {url}/v1, model {manifest.name}",
         f"watch      smoe status{of_state}    or live: smoe top {manifest.name}{of_state}",
-        f"scale      smoe autoscale --pipeline {manifest.name}{of_state} --policy {policy}",
+        f"scale      smoe autoscale {manifest.name}{of_state} --policy {policy}",
     ]
 
 

@@ -34,7 +34,8 @@ PAGE = """<!doctype html>
  margin-top: 1rem } </style></head><body>
 <h1>{{ title }}</h1>
 <p><b>{{ verdict }}</b></p>
-<p>{{ subtitle }}</p>
+<p>{{ subtitle }}</p>{% if origin %}
+<p>{{ origin }}</p>{% endif %}
 <div class="tiles">{% for tile in tiles %}
  <div class="tile {{ tile.mood }}"><small>{{ tile.name }}</small><b>{{ tile.value }}</b><small>{{ tile.note
  }}</small></div>{% endfor %} </div>
@@ -83,6 +84,7 @@ def page(
     return environment.from_string(PAGE).render(
         title=f"sMoE run: {meta.get('pipeline', 'pipeline')} under policy {meta.get('policy', 'unknown')}",
         subtitle=str(trace.get("source", "")) if isinstance(trace, Mapping) else str(trace),
+        origin=origin(meta),
         verdict=verdict(numbers, slo_s),
         tiles=_tiles(numbers, slo_s),
         figures=[
@@ -98,6 +100,14 @@ def page(
             {key: value for key, value in numbers.items() if key != "meta"}, indent=1, ensure_ascii=False
         ),
     )
+
+
+def origin(meta: Mapping[str, Any]) -> str:
+    """Command, time, version and machine of a run, as far as ``meta`` has them."""
+    machine = meta.get("machine", {})
+    cores = f"{machine['cpu_cores']} cores, {machine['cpu_model']}" if "cpu_model" in machine else ""
+    version = f"sMoE {meta['version']}" if "version" in meta else ""
+    return " · ".join(part for part in (meta.get("command"), meta.get("begun"), version, cores) if part)
 
 
 FIGURES = (

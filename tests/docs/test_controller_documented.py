@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 
+import click
 import pytest
 
 from autoscaler.commands import autoscale
@@ -13,7 +14,7 @@ from docs.tables import TABLES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "controller.md").read_text()
 SETTINGS = {entry.name: entry for entry in fields(ControllerSettings)}
-FLAGS = sorted(flag for option in autoscale.params for flag in option.opts)
+FLAGS = sorted(flag for option in autoscale.params if isinstance(option, click.Option) for flag in option.opts)
 _, ROWS = TABLES["controller"]()
 TEXT = " ".join(cell for row in ROWS for cell in row)
 

@@ -233,7 +233,7 @@ def test_what_stays_is_out_of_the_collector_s_way_until_the_end(callers: bool) -
     before, frozen = gc.get_threshold(), gc.get_freeze_count()
     assert callers == (frozen > 0)
     with spared_collections() as settle:
-        assert gc.get_threshold()[0] > before[0] and gc.get_freeze_count() == frozen  # the first lists are spared, too
+        assert gc.get_threshold()[0] > before[0] and gc.get_freeze_count() <= frozen  # the first lists are spared, too
         kept = [[number] for number in range(2000)]
         settle()
         assert gc.get_threshold()[0] > before[0] and gc.get_freeze_count() >= max(10_000, frozen + len(kept))

@@ -21,6 +21,7 @@ from smoe.report.explained import explained
 from smoe.report.log import LogError, read_log
 from smoe.report.measures import client_windows, compute, expert_shares
 from smoe.report.model import Action, NodeWindow, PipelineWindow, Run
+from smoe.report.page import origin
 from tests.parameters import examples
 from tests.unit.smoe.view.test_view import node
 from traces.results import CsvSink, RequestRecord
@@ -176,6 +177,11 @@ def test_numbers_are_those_counted_by_hand(log_dir: Path) -> None:
     }
 
 
+def test_an_origin_names_what_a_run_states_of_itself_and_no_more() -> None:
+    assert origin({"pipeline": "minilm", "machine": {"cpus": 2}}) == ""
+    assert origin({"command": "smoe run", "version": "0.2.0"}) == "smoe run · sMoE 0.2.0"
+
+
 def test_the_report_is_written_whole_and_the_page_holds_the_numbers(
     tmp_path: Path, log_dir: Path, requests_csv: Path
 ) -> None:
@@ -184,6 +190,10 @@ def test_the_report_is_written_whole_and_the_page_holds_the_numbers(
         "policy": "hpa",
         "seeds": {"replay": 42},
         "trace": {"source": "made here", "sha256": "abc123"},
+        "command": "smoe run --seconds 15",
+        "begun": "2026-11-28T00:03+00:00",
+        "version": "0.2.0",
+        "machine": {"cpu_cores": 2, "cpu_model": "A CPU"},
     }
     paths = build(tmp_path / "out", log_dir, requests_csv, 0.15, meta)
     numbers = json.loads(paths.json.read_text())
@@ -192,6 +202,7 @@ def test_the_report_is_written_whole_and_the_page_holds_the_numbers(
     p95_ms = 1000 * numbers["requests"]["latency_s"]["p95"]
     for wanted in (
         f"<b>{p95_ms:.0f} ms</b>",
+        "<p>smoe run --seconds 15 · 2026-11-28T00:03+00:00 · sMoE 0.2.0 · 2 cores, A CPU</p>",
         "SLO 150 ms",
         "40.0 %",
         "1 of 2",
