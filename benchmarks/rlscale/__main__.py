@@ -28,43 +28,13 @@ import click
 from benchmarks.harness.options import AT_LEAST_1, benchmark, data_option, listed, out_option, workers_option
 from benchmarks.harness.report import print_result, print_table, progress
 from benchmarks.rlscale.contenders import Pattern, make
-from benchmarks.rlscale.judged import CALIBRATED, HPA, LEARNT, Ran, Verdict, run, share, verdict
+from benchmarks.rlscale.judged import CALIBRATED, HPA, Ran, Runs, Verdict, on_pattern, share, shifted, verdicts
 from evaluation.processes import worker_processes
 from traces.catalog import data_folder
 
 PATTERNS = tuple(Pattern(kind, rate) for kind in ("normal", "bursty", "diurnal") for rate in (20.0, 80.0))
 Task = TypeVar("Task")
 Result = TypeVar("Result")
-Runs = dict[tuple[str, int, str], list[Ran]]
-"""(pattern that it was made for, seed, policy) → its test hours; the untuned ones were made for ``""``."""
-
-
-def on_pattern(
-    pattern: Pattern, made_for: Sequence[str], seeds: Sequence[int], count: int, data: Path | None, out: Path
-) -> Runs:
-    """All contenders on one pattern's test hours."""
-    runs = {("", 0, policy): run(pattern, count, data, None, policy) for policy in (CALIBRATED, HPA)}
-    for name in made_for:
-        for seed in seeds:
-            for policy in (LEARNT, CALIBRATED):
-                runs[name, seed, policy] = run(pattern, count, data, out / f"{name}.{seed}", policy)
-    return runs
-
-
-def verdicts(runs: Runs, made_for: str, seeds: Sequence[int]) -> Verdict:
-    """The contenders that were made for one pattern compared, where ``runs`` are of one pattern's test hours."""
-    learnt, rule = ([runs[made_for, seed, policy] for seed in seeds] for policy in (LEARNT, CALIBRATED))
-    return verdict(learnt, rule)
-
-
-def shifted(on: dict[str, Runs], made_for: str, seeds: Sequence[int]) -> Verdict:
-    """The same on the test hours of all other patterns together."""
-    others = [runs for name, runs in on.items() if name != made_for]
-    learnt, rule = (
-        [[one for runs in others for one in runs[made_for, seed, policy]] for seed in seeds]
-        for policy in (LEARNT, CALIBRATED)
-    )
-    return verdict(learnt, rule)
 
 
 def spread(workers: int, tasks: Mapping[Task, Callable[[], Result]], what: str) -> dict[Task, Result]:

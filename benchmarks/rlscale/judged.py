@@ -73,6 +73,10 @@ def _ran(summary: Mapping[str, Any]) -> Ran:
     return Ran(summary["seed"], summary["provisioned_experts"], summary["judged_windows"], summary["violated_windows"])
 
 
+Runs = dict[tuple[str, int, str], list[Ran]]
+"""(pattern that it was made for, seed, policy) → its test hours; the untuned ones were made for ``""``."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The learnt policy against the calibrated rule, over all seeds and hours of one pattern."""
@@ -120,3 +124,31 @@ def share(runs: Sequence[Sequence[Ran]]) -> float:
     """Share of all judged windows that are over λ."""
     judged = sum(one.judged for of_seed in runs for one in of_seed)
     return round(sum(one.over for of_seed in runs for one in of_seed) / max(1, judged), 4)
+
+
+def on_pattern(
+    pattern: Pattern, made_for: Sequence[str], seeds: Sequence[int], count: int, data: Path | None, out: Path
+) -> Runs:
+    """All contenders on one pattern's test hours."""
+    runs = {("", 0, policy): run(pattern, count, data, None, policy) for policy in (CALIBRATED, HPA)}
+    for name in made_for:
+        for seed in seeds:
+            for policy in (LEARNT, CALIBRATED):
+                runs[name, seed, policy] = run(pattern, count, data, out / f"{name}.{seed}", policy)
+    return runs
+
+
+def verdicts(runs: Runs, made_for: str, seeds: Sequence[int]) -> Verdict:
+    """The contenders that were made for one pattern compared, where ``runs`` are of one pattern's test hours."""
+    learnt, rule = ([runs[made_for, seed, policy] for seed in seeds] for policy in (LEARNT, CALIBRATED))
+    return verdict(learnt, rule)
+
+
+def shifted(on: dict[str, Runs], made_for: str, seeds: Sequence[int]) -> Verdict:
+    """The same on the test hours of all other patterns together."""
+    others = [runs for name, runs in on.items() if name != made_for]
+    learnt, rule = (
+        [[one for runs in others for one in runs[made_for, seed, policy]] for seed in seeds]
+        for policy in (LEARNT, CALIBRATED)
+    )
+    return verdict(learnt, rule)

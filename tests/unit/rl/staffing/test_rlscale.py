@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ import numpy as np
 import pytest
 
 from benchmarks.rlscale import contenders
-from benchmarks.rlscale.__main__ import PATTERNS, shifted
+from benchmarks.rlscale.__main__ import PATTERNS, spread
 from benchmarks.rlscale.contenders import Pattern, calibrated, everywhere, make
-from benchmarks.rlscale.judged import CALIBRATED, LEARNT, Ran, verdict
+from benchmarks.rlscale.judged import CALIBRATED, LEARNT, Ran, on_pattern, shifted, verdict
 from rl.staffing.action import NAMES, action_of
 from rl.staffing.features import NODES
 from rl.staffing.policy import RuleSettings
@@ -94,6 +95,13 @@ def test_shifted_hours_are_those_of_all_other_patterns() -> None:
 
     found = shifted({"a": runs(9.0), "b": runs(0.5), "c": runs(2.0)}, "a", (0,))
     assert found.ratio == pytest.approx(1.0) and found.low == pytest.approx(0.5) and found.high == pytest.approx(2.0)
+
+
+def test_what_workers_run_can_be_sent_to_them() -> None:
+    """A function of ``__main__`` is another one there, which broke the pool after an hour of making."""
+    for function in (make, on_pattern):
+        assert not function.__module__.endswith("__main__")
+    assert spread(1, {"a": partial(pow, 2, 3), "b": partial(pow, 2, 4)}, "powers") == {"a": 8, "b": 16}
 
 
 def test_there_are_six_patterns_with_names_of_their_own() -> None:
