@@ -10,8 +10,9 @@ nothing, are shown as well.
 The published protocol has 10 minutes and five seeds (``--minutes 10 --seeds 0,1,2,3,4``).
 
 What is made is kept in ``--out`` and read there. The last line is one JSON object: ``patterns_won`` and ``shifted_won``
-(of six each; ``certain``: of these, with an interval of the ratio below 1), ``own`` and ``shifted`` (by pattern: ratio
-of costs with its interval over hours, shares of windows over λ), ``untuned``, ``made``.
+(of six each; ``certain``: of these, with an interval of the ratio below 1; ``worth``: of these, by 2 % or more),
+``own`` and ``shifted`` (by pattern: ratio of costs with its interval over hours, shares of windows over λ),
+``untuned``, ``costs`` (every run), ``made``.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ def main(
     print_result({
         "patterns_won": sum(one.won for one in at_home.values()), "shifted_won": sum(one.won for one in away.values()),
         "certain": [sum(one.certain for one in group.values()) for group in (at_home, away)],
+        "worth": [sum(one.worth for one in group.values()) for group in (at_home, away)],
         "patterns": len(on), "minutes": minutes, "seeds": seeds, "hours": hours,
         "own": {name: asdict(one) for name, one in at_home.items()},
         "shifted": {name: asdict(one) for name, one in away.items()},
@@ -119,7 +121,7 @@ def show(where: str, group: dict[str, Verdict]) -> None:
         ("made for", "cost of learnt / rule", "learnt over λ", "rule over λ", "won"),
         [
             (name, f"{one.ratio:.3f} ({one.low:.3f} to {one.high:.3f})", f"{one.over:.1%}", f"{one.rule_over:.1%}",
-             "certainly" if one.certain else "yes" if one.won else "no")
+             "worth it" if one.worth else "by less than 2 %" if one.won else "no")
             for name, one in group.items()
         ],
     )  # fmt: skip

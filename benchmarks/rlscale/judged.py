@@ -20,6 +20,9 @@ HPA = "hpa+burst"
 MOST_TRIED = 16
 """Test hours that are looked at for those that can be measured."""
 DRAWS = 2000
+WORTH = 0.98
+"""Cost over the rule's below which a victory is worth something: an actor that stays where it began ends within a
+percent of the rule, and on either side of it by chance."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,11 @@ class Verdict:
     def won(self) -> bool:
         """Cheaper at no more windows over λ."""
         return self.ratio < 1 and self.over <= self.rule_over
+
+    @property
+    def worth(self) -> bool:
+        """Won by so much that somebody would train for it (:data:`WORTH`)."""
+        return self.won and self.ratio <= WORTH
 
     @property
     def certain(self) -> bool:

@@ -76,7 +76,9 @@ def test_every_expert_gets_the_same_numbers() -> None:
 def test_cheaper_at_no_more_windows_over_the_slo_wins() -> None:
     rule = [ran(1.0, 2.0), ran(1.0, 2.0)]
     cheaper = verdict([ran(0.9, 1.8), ran(0.9, 1.8)], rule)
-    assert cheaper.ratio == pytest.approx(0.9) and cheaper.won and cheaper.certain
+    assert cheaper.ratio == pytest.approx(0.9) and cheaper.won and cheaper.certain and cheaper.worth
+    slightly = verdict([ran(0.99, 1.98), ran(0.99, 1.98)], rule)
+    assert slightly.won and slightly.certain and not slightly.worth
     assert not verdict([ran(0.9, 1.8, over=1), ran(0.9, 1.8)], rule).won
     assert not verdict([ran(1.1, 2.2), ran(1.1, 2.2)], rule).won
     uncertain = verdict([ran(0.5, 3.0), ran(0.5, 3.0)], rule)
