@@ -59,7 +59,7 @@ def test_whatever_an_object_holds_nothing_but_its_managed_fields_is_cut(items: l
 
 
 def served(number: int, **more: Any) -> dict[str, Any]:
-    owners = [{"manager": "kubelet", "fieldsV1": {"f:spec": {'k:{"name":"a]},\\"spec\\":"}': {".": {}}}}}]
+    owners = [{"manager": "kubelet", "fieldsV1": {"f:spec": {'k:{"name":"a},\\"spec\\":"}': {".": {}}}}}]
     metadata = {"name": f"a-{number}", "labels": {"a": ',"managedFields":['}, **more, "managedFields": owners}
     return {"metadata": metadata, "spec": {"replicas": number}, "status": {}}
 
@@ -77,8 +77,11 @@ def test_of_objects_in_an_api_server_s_order_all_managed_fields_are_cut() -> Non
         {"metadata": {"name": "a", "managedFields": [{}], "ownerReferences": [{"uid": "1"}]}, "spec": {}},
         {"items": [{"metadata": {"name": "a", "managedFields": [{}]}, "status": {}}, served(1)]},
         {"metadata": {"name": "a", "managedFields": [{}]}},
+        {"items": [{"metadata": {"name": "a", "managedFields": []}, "status": ""}, {"status": [], "spec": []}]},
+        {"metadata": {"name": "a", "managedFields": [{"manager": "a]"}]}, "spec": {}},
+        {"metadata": {"name": "a", "managedFields": [{"a": {"b": [1]}, "spec": 1}]}, "spec": {}},
     ],
-    ids=["first", "others after them", "no spec", "nothing after metadata"],
+    ids=["first", "others after them", "no spec", "nothing after", "another's spec", "a bracket in a name", "arrays"],
 )
 def test_managed_fields_that_do_not_stand_where_an_api_server_writes_them_are_left(document: dict[str, Any]) -> None:
     assert without_managed_fields(orjson.dumps(document)) == orjson.dumps(document)

@@ -245,7 +245,8 @@ def test_a_list_whose_pages_grow_too_old_begins_again_and_who_waits_for_it_gets_
     found.start()
     assert names(found.fresh()) == ["a", "b", "c", "d"]
     until(lambda: names(found.objects()) == ["a", "b", "c", "d"])
-    assert reads(double).count("list") == 3 + 4  # the third page was refused
+    # The second page was refused or, where it had been asked for ahead, the third.
+    assert reads(double).count("list") in (2 + 4, 3 + 4)
     found.close()
 
 
