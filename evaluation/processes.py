@@ -5,7 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from typing import TypeVar
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
 
 
 def worker_processes(count: int) -> ProcessPoolExecutor:
@@ -14,6 +19,30 @@ def worker_processes(count: int) -> ProcessPoolExecutor:
     The library's own workers wait for work for ever when whoever gave it is killed.
     """
     return ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"), initializer=_end_with_parent)
+
+
+def run_tasks(
+    workers: int,
+    tasks: Mapping[Task, Callable[[], Result]],
+    take: Callable[[Task, Callable[[], Result]], object],
+) -> None:
+    """Runs ``tasks`` (name → call) in ``workers`` processes, a single one in this process.
+
+    ``take`` gets each name as its task is done, and what returns the result or raises the task's error. What ``take``
+    raises, or an interrupt, cancels the tasks that wait; those under way end first.
+    """
+    if workers <= 1:
+        for task, call in tasks.items():
+            take(task, call)
+        return
+    with worker_processes(workers) as pool:
+        waiting = {pool.submit(call): task for task, call in tasks.items()}
+        try:
+            for future in as_completed(waiting):
+                take(waiting[future], future.result)
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
 
 
 def _end_with_parent() -> None:

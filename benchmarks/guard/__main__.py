@@ -18,9 +18,9 @@ bought fewer windows over λ), ``guard`` (share of windows in which HPA decided 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from concurrent.futures import as_completed
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from benchmarks.guard.verdict import by_kind, guard_of, summed_up, worst
 from benchmarks.harness.options import AT_LEAST_1, benchmark
 from benchmarks.harness.report import print_result, print_table, progress
 from evaluation.comparison.errors import EvaluationError
-from evaluation.processes import worker_processes
+from evaluation.processes import run_tasks
 
 Row = dict[str, Any]
 
@@ -42,16 +42,6 @@ def row_of(seed: int, settings: RunSettings) -> Row:
         return run_world(seed, settings)
     except EvaluationError as error:
         return {"seed": seed, "refused": str(error)}
-
-
-def rows_of(seeds: Sequence[int], settings: RunSettings, workers: int) -> Iterator[Row]:
-    """A row a seed, as they are done."""
-    if workers == 1:
-        yield from (row_of(seed, settings) for seed in seeds)
-        return
-    with worker_processes(workers) as pool:
-        futures = [pool.submit(row_of, seed, settings) for seed in seeds]
-        yield from (future.result() for future in as_completed(futures))
 
 
 def stored_rows(out: Path | None) -> list[Row]:
@@ -65,11 +55,14 @@ def all_rows(seeds: Sequence[int], settings: RunSettings, workers: int, out: Pat
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
     with nullcontext() if out is None else out.open("a") as file, progress(len(seeds), "worlds") as show:
-        for row in rows_of(missing, settings, workers):
-            rows[row["seed"]] = row
+
+        def take(seed: int, run: Callable[[], Row]) -> None:
+            rows[seed] = run()
             if file is not None:
-                print(json.dumps(row), file=file, flush=True)
+                print(json.dumps(rows[seed]), file=file, flush=True)
             show(f"{len(rows)} of {len(seeds)} worlds", len(rows))
+
+        run_tasks(workers, {seed: partial(row_of, seed, settings) for seed in missing}, take)
     return [rows[seed] for seed in seeds]
 
 

@@ -18,7 +18,6 @@ What is made is kept in ``--out`` and read there. The last line is one JSON obje
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import as_completed
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -30,7 +29,7 @@ from benchmarks.harness.options import AT_LEAST_1, benchmark, data_option, liste
 from benchmarks.harness.report import print_result, print_table, progress
 from benchmarks.rlscale.contenders import Pattern, make
 from benchmarks.rlscale.judged import CALIBRATED, HPA, Ran, Runs, Verdict, on_pattern, share, shifted, verdicts
-from evaluation.processes import worker_processes
+from evaluation.processes import run_tasks
 from traces.catalog import data_folder
 
 PATTERNS = tuple(Pattern(kind, rate) for kind in ("normal", "bursty", "diurnal") for rate in (20.0, 80.0))
@@ -41,15 +40,13 @@ Result = TypeVar("Result")
 def spread(workers: int, tasks: Mapping[Task, Callable[[], Result]], what: str) -> dict[Task, Result]:
     """Results of ``tasks`` over processes, in their order."""
     results: dict[Task, Result] = {}
-    with progress(len(tasks), what) as show, worker_processes(workers) as pool:
-        waiting = {pool.submit(task): name for name, task in tasks.items()}
-        try:
-            for number, future in enumerate(as_completed(waiting), 1):
-                results[waiting[future]] = future.result()
-                show(f"{what}: {waiting[future]}", number)
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+    with progress(len(tasks), what) as show:
+
+        def take(name: Task, result: Callable[[], Result]) -> None:
+            results[name] = result()
+            show(f"{what}: {name}", len(results))
+
+        run_tasks(workers, tasks, take)
     return {name: results[name] for name in tasks}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from evaluation.comparison.episode import BOUND, prepare, run_bound, run_policy
 from evaluation.comparison.errors import EvaluationError
 from evaluation.comparison.grid import Grid, Group
 from evaluation.comparison.store import load_run, otherwise, path_of, save_run
-from evaluation.processes import worker_processes
+from evaluation.processes import run_tasks
 
 log = logging.getLogger("smoe.evaluate")
 
@@ -69,32 +68,8 @@ def evaluate(
             refused[group.key] = str(error)
         progress(group.key, len(results.get(group, ())))
 
-    if workers <= 1:
-        for group in groups:
-            take(group, partial(run_group, grid, group, out))
-    else:
-        _spread(grid, groups, out, workers, take)
+    run_tasks(workers, {group: partial(run_group, grid, group, out) for group in groups}, take)
     return [summary for group in groups for summary in results.get(group, ())]
-
-
-def _spread(
-    grid: Grid,
-    groups: list[Group],
-    out: Path,
-    workers: int,
-    take: Callable[[Group, Callable[[], GroupRuns]], None],
-) -> None:
-    """Groups over processes."""
-    with worker_processes(workers) as pool:
-        waiting: dict[Future[GroupRuns], Group] = {pool.submit(run_group, grid, group, out): group for group in groups}
-        try:
-            while waiting:
-                done, _ = wait(waiting, return_when=FIRST_COMPLETED)
-                for future in done:
-                    take(waiting.pop(future), future.result)
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
 
 
 def run_group(grid: Grid, group: Group, out: Path) -> GroupRuns:
