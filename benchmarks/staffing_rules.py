@@ -12,6 +12,7 @@ hindsight).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,9 @@ import numpy as np
 from benchmarks.harness.options import AT_LEAST_1, benchmark, data_option
 from benchmarks.harness.report import print_result, print_table, progress
 from rl.staffing.action import NAMES, action_of
-from rl.staffing.features import NODES
 from rl.staffing.hours import HourSettings
 from rl.staffing.policy import RuleSettings
-from rl.staffing.training import Judge, Judged, StaffingSettings
+from rl.staffing.training import Judge, Judged, StaffingSettings, everywhere
 from rl.staffing.warm_start import RULES
 from traces.catalog import data_folder
 
@@ -97,7 +97,7 @@ def main(data: Path | None, split: Any, hours: int, named: str, tolerated: float
     with progress(len(rules), "rules") as show:
         for place, (name, rule) in enumerate(rules.items()):
             show(f"rule {name}", place)
-            results.append(judge.judge(lambda rows, rule=rule: _everywhere(rows, rule)))  # type: ignore[misc]
+            results.append(judge.judge(partial(everywhere, action=action_of(rule))))
     totals, kinds = [summed(one) for one in results], [by_kind(one) for one in results]
     front = front_of(totals)
     print_table(
@@ -125,13 +125,6 @@ def main(data: Path | None, split: Any, hours: int, named: str, tolerated: float
         "front": front, "best_by_pattern": [cost, share],
         "hours": len(judge.hours), "split": split,
     })  # fmt: skip
-
-
-def _everywhere(rows: Mapping[str, np.ndarray[Any, Any]], rule: Mapping[str, float]) -> np.ndarray[Any, Any]:
-    """[hours, experts · 9]: the rule's numbers of every expert, even priorities."""
-    experts = rows["experts"].shape[1] // len(NODES)
-    action = np.append(action_of(rule), np.float32(0.0))
-    return np.tile(action, (len(rows["pipeline"]), experts))
 
 
 if __name__ == "__main__":

@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 
 from rl.staffing.action import AXES, NAMES, Actions, action_of
-from rl.staffing.features import NODES
 from rl.staffing.hours import HourSettings
 from rl.staffing.policy import RuleSettings
-from rl.staffing.training import BEST, Judge, StaffingSettings, train
+from rl.staffing.training import BEST, Judge, StaffingSettings, everywhere, train
 from rl.staffing.warm_start import RULES
 from simulation.workloads.worlds import World
 
@@ -101,12 +100,6 @@ def _proposals(rng: np.random.Generator) -> Generator[Actions, Actions]:
 def _values(action: Actions) -> dict[str, float]:
     """By :data:`rl.staffing.action.NAMES`, rounded as a settings file has them."""
     return {axis.name: round(float(axis.value(action[place])), 4) for place, axis in enumerate(AXES)}
-
-
-def everywhere(rows: Mapping[str, np.ndarray[Any, Any]], action: Actions) -> np.ndarray[Any, Any]:
-    """[hours, experts · 9]: ``action`` [8] for every expert, even priorities."""
-    experts = rows["experts"].shape[1] // len(NODES)
-    return np.tile(np.append(action, np.float32(0.0)), (len(rows["pipeline"]), experts))
 
 
 def _score(judge: Judge, action: Actions) -> float:

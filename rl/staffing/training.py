@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice, product
@@ -21,10 +21,11 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from evaluation.provenance import code_sha256
 from rl.agent.doubts import RANGES
 from rl.episodes import Work
-from rl.staffing.action import action_of
+from rl.staffing.action import Actions, action_of
 from rl.staffing.ddpg import ActorOfPolicy, OutcomeBuffer, SharedNoise, StaffingDDPG, StaffingPolicy, networks_of
 from rl.staffing.env import StaffingEnv
 from rl.staffing.export import save
+from rl.staffing.features import NODES
 from rl.staffing.hours import HourSettings, episode, in_turn, works
 from rl.staffing.networks import StaffingActor
 from rl.staffing.policy import RuleSettings
@@ -141,6 +142,12 @@ class Judge:
         share = sum(one.violated for one in results) / max(1, sum(one.judged for one in results))
         cost = float(np.mean([one.cost for one in results]))
         return cost + self.settings.price * max(0.0, share - self.settings.most_violated), share
+
+
+def everywhere(rows: Mapping[str, np.ndarray[Any, Any]], action: Actions) -> np.ndarray[Any, Any]:
+    """[hours, experts · 9]: ``action`` [8] for every expert of the observations ``rows``, even priorities."""
+    experts = rows["experts"].shape[1] // len(NODES)
+    return np.tile(np.append(action, np.float32(0.0)), (len(rows["pipeline"]), experts))
 
 
 class Learning(BaseCallback):

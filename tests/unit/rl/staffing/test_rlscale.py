@@ -13,12 +13,12 @@ import pytest
 
 from benchmarks.rlscale import contenders
 from benchmarks.rlscale.__main__ import PATTERNS, spread
-from benchmarks.rlscale.contenders import Pattern, calibrated, everywhere, make
+from benchmarks.rlscale.contenders import Pattern, calibrated, make
 from benchmarks.rlscale.judged import CALIBRATED, LEARNT, Ran, on_pattern, shifted, verdict
 from rl.staffing.action import NAMES, action_of
 from rl.staffing.features import NODES
 from rl.staffing.policy import RuleSettings
-from rl.staffing.training import Judged, StaffingSettings, train
+from rl.staffing.training import Judged, StaffingSettings, everywhere, train
 from tests.unit.rl.staffing.test_env import VALUES
 
 
