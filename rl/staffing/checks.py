@@ -35,7 +35,7 @@ class Correction:
     @staticmethod
     def of(memory: Memory) -> Correction:
         """What a policy remembered, nothing where that is another policy's."""
-        return memory if isinstance(memory, Correction) else Correction()
+        return memory if isinstance(memory, Correction) else NONE
 
     def after(self, workload: Workload, observation: Observation) -> Correction:
         """With a window more: call times are its geometric mean with what was known, or it alone."""

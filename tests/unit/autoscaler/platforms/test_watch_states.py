@@ -235,12 +235,18 @@ def names(found: list[Kept] | None) -> list[str] | None:
     return None if found is None else sorted(one.name for one in found)
 
 
-def test_a_list_whose_pages_grow_too_old_begins_again_and_who_waits_for_it_gets_it(
-    double: Running, platforms: Platforms, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def paged(double: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deployments a, b and c, which a list gives one at a time."""
     monkeypatch.setattr(client, "PAGE", 1)
     for name in ("a", "b", "c"):
         put(double, spec(name))
+
+
+@pytest.mark.usefixtures("paged")
+def test_a_list_whose_pages_grow_too_old_begins_again_and_who_waits_for_it_gets_it(
+    double: Running, platforms: Platforms
+) -> None:
     found = WatchCache(Between(platforms(), [expire(double, "d")]), trimmed_deployment, time.monotonic)
     found.start()
     assert names(found.fresh()) == ["a", "b", "c", "d"]
@@ -250,13 +256,11 @@ def test_a_list_whose_pages_grow_too_old_begins_again_and_who_waits_for_it_gets_
     found.close()
 
 
+@pytest.mark.usefixtures("paged")
 def test_a_list_whose_pages_grow_too_old_twice_is_an_error_and_the_next_one_comes_after_a_pause(
     double: Running, platforms: Platforms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "PAGE", 1)
     monkeypatch.setattr(cache, "_WAITS_S", (1000.0,))
-    for name in ("a", "b", "c"):
-        put(double, spec(name))
     acts = [expire(double, "d"), expire(double, "e")]
     found = WatchCache(Between(platforms(), acts), trimmed_deployment, time.monotonic)
     found.start()
@@ -266,24 +270,18 @@ def test_a_list_whose_pages_grow_too_old_twice_is_an_error_and_the_next_one_come
     found.close()
 
 
+@pytest.mark.usefixtures("paged")
 def test_a_look_without_watches_begins_its_list_again_too(
     double: Running, platforms: Platforms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "PAGE", 1)
-    for name in ("a", "b", "c"):
-        put(double, spec(name))
     platform = platforms()
     source = Between(platform, [expire(double, "d")])
     monkeypatch.setattr(platform._client, "deployments", lambda selector: source.list()[0])
     assert sorted(platform.configurations()) == ["a", "b", "c", "d"]
 
 
-def test_the_next_page_is_asked_for_while_one_is_read(
-    double: Running, platforms: Platforms, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client, "PAGE", 1)
-    for name in ("a", "b", "c"):
-        put(double, spec(name))
+@pytest.mark.usefixtures("paged")
+def test_the_next_page_is_asked_for_while_one_is_read(double: Running, platforms: Platforms) -> None:
     listed = Between(platforms(), []).list()[0]
     assert next(listed)["metadata"]["name"] == "a"
     until(lambda: reads(double).count("list") == 2)

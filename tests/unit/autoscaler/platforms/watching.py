@@ -43,7 +43,7 @@ def put_many(double: Running, count: int, begin: int = 0) -> None:
 
 
 class Script:
-    """A source that does as it is told, one watch after the other."""
+    """A scripted source: one watch after the other."""
 
     def __init__(self, watches: list[list[Event] | Exception]) -> None:
         self.watches = watches
