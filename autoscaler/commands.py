@@ -31,12 +31,12 @@ from autoscaler.topology import load_topology
     help="State folder: address, passwords, pipelines, logs.",
 )
 @click.option("--pipeline", help="The same as PIPELINE. [default: minilm]")
-@options_of(ControllerSettings)
 @click.option(
     "--password-file",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="File with the gateway's password. [default: the state folder's]",
 )
+@options_of(ControllerSettings)
 @click.option(
     "--ticks",
     type=click.IntRange(min=1),

@@ -12,6 +12,7 @@ from autoscaler.loop import short
 from autoscaler.platforms.shadow import ShadowBill
 from autoscaler.prices import money
 from autoscaler.state.targets import Targets
+from platform_words.durations import duration
 
 NO_TARGETS = Targets()
 SHOWN = 8
@@ -88,10 +89,10 @@ def line(
 
 
 def _tail(name: str, p95_s: float | None, target_s: float | None) -> str:
-    text = f"{name} –" if p95_s is None else f"{name} {p95_s * 1000:.1f} ms"
+    text = f"{name} {duration(p95_s, '–')}"
     if target_s is None:
         return text
-    return f"{text} of {target_s * 1000:g} ms" + (" OVER" if (p95_s or 0.0) > target_s else "")
+    return f"{text} of {duration(target_s)}" + (" OVER" if (p95_s or 0.0) > target_s else "")
 
 
 def _texts(generation: GenerationObservation | None, targets: Targets) -> str:

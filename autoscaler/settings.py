@@ -53,6 +53,17 @@ class ControllerSettings(Checked):
     """Address of the gateway. [default: the state folder's]"""
     manifest_dir: Annotated[Path, Flag("--manifest")]
     """The pipeline's folder; only ``pipeline.json`` is read. [default: the state folder's]"""
+    namespace: str = NAMESPACE
+    """What the gateway calls the functions' namespace; its home is always openfaas-fn, whatever that is called in the
+    cluster."""
+    user: str = "admin"
+    """User of the gateway."""
+    password: Annotated[str | None, Flag(hidden=True)] = field(default=None, repr=False)
+    """Password of the gateway; never logged."""
+    prometheus_url: Annotated[str | None, Flag("--prometheus")] = None
+    """Prometheus server; without it targets are scraped."""
+    max_functions: FromZero = 0
+    """As given to `smoe up` or `smoe pipeline deploy`; 0 = one node a function."""
     policy: Annotated[str, Flag(metavar="NAME")] = "hpa"
     """static, hpa, tuned-hpa, openfaas, kpa, keda, apa, slo-aware, elasticmoe, serverlessmoe, smoe, last-window,
     faasconf, janus, staffing, staffing-learnt, MODULE:MAKER or FILE.py:MAKER (docs/own-policy.md)."""
@@ -63,6 +74,11 @@ class ControllerSettings(Checked):
     """serverlessmoe, tuned-hpa, static: stored configurations (JSON)."""
     policy_seed: int = 0
     """openfaas: seed of its drawn configurations."""
+    fallback_windows: Annotated[FromZero | None, Flag("--fallback")] = None
+    """Windows in a row of missed SLO and a desire for less after which hpa takes over; 0 = never. [default: 3 for a
+    learnt policy and staffing with --slo-ms, else 0]"""
+    alpha: PositiveShare = 0.9
+    """Loss factor of Eq. (2)."""
     interval_s: Annotated[float, Field(gt=0, lt=86400)] = 5.0
     """Time between decisions (5, 5s)."""
     window_s: Positive | None = None
@@ -73,27 +89,41 @@ class ControllerSettings(Checked):
     """Decoders: target of the P95 from a text's arrival to its first token, in milliseconds."""
     tpot_s: Annotated[Positive | None, Flag("--tpot-ms", times=1000)] = None
     """Decoders: target of the P95 from one token of a text to its next, in milliseconds."""
-    namespace: str = NAMESPACE
-    """What the gateway calls the functions' namespace; its home is always openfaas-fn, whatever that is called in the
-    cluster."""
-    user: str = "admin"
-    """User of the gateway."""
-    password: Annotated[str | None, Flag(hidden=True)] = field(default=None, repr=False)
-    """Password of the gateway; never logged."""
-    prometheus_url: Annotated[str | None, Flag("--prometheus")] = None
-    """Prometheus server; without it targets are scraped."""
-    prices: Annotated[Path | None, Flag(file=True)] = None
-    """Price sheet (TOML). [default: autoscaler/prices.toml]"""
-    log_dir: Path | None = None
-    """Folder of the function logger (parquet); a program that names none logs nothing. [default: STATE/log]"""
-    windows_per_file: FromOne = 12
-    """Windows in one parquet file."""
-    view_dir: Path | None = None
-    """Folder of the document that the gateway's page shows. [default: STATE/view; none with --gateway]"""
+    stale_s: Positive | None = None
+    """Oldest data, in seconds, that is decided on. [default: 3 intervals, at least 15; with --prometheus 60]"""
+    stalled_s: Positive | None = None
+    """Seconds a tick may stand still before this controller counts as hung: it renews its lease no more and is not
+    healthy. [default: 3 intervals, at least 30]"""
     dry_run: bool = False
     """Decide and record, change nothing."""
     shadow: bool = False
     """Change nothing, go on as if, and report what it would have cost, in each tick and in all."""
+    scale_segments: Annotated[bool, Flag("--scale-segments/--experts-only")] = True
+    """Whether segments are managed too, or left alone."""
+    scale_ingress: bool = False
+    """Manage the ingress too."""
+    space: Annotated[ConfigurationSpace, Flag(hidden=True)] = field(default_factory=ConfigurationSpace)
+    """Φ; its replica bounds are replaced by ``min_replicas`` and ``max_replicas``."""
+    min_replicas: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Fewest replicas of a function."""
+    max_replicas: Annotated[int, Field(ge=1, le=1000)] = 8
+    """Most replicas of a function."""
+    max_step_replicas: FromZero = 8
+    """Most replicas that one decision adds or removes; 0 = no limit."""
+    max_step_factor: NotNegative = 0.0
+    """Most times that memory, cores or GPU share grow or shrink in one decision (such as 2); 0 = no limit."""
+    cooldown_s: NotNegative = 0.0
+    """Least seconds between two changes of a function."""
+    budget_per_hour: Annotated[Positive | None, Flag("--budget")] = None
+    """Most that all functions may cost an hour, provisioned, in the price sheet's currency."""
+    prices: Annotated[Path | None, Flag(file=True)] = None
+    """Price sheet (TOML). [default: autoscaler/prices.toml]"""
+    capacity: Annotated[Path | None, Flag(file=True)] = None
+    """TOML file with what all functions may take together: cores, memory_mb and gpu_tenths, or [[machines]]
+    (docs/controller.md)."""
+    runtime_mb: FromZero | None = None
+    """Memory of a worker besides its weights, in MiB: part of M_e of Eq. (2). [default: as measured; 64 where a gateway
+    forks workers, in containers 224, 64 for experts in float32, 288 for the ingress]"""
     platform: Literal["openfaas", "kubernetes"] = "openfaas"
     """Who gets the orders: a gateway's REST API, or the Kubernetes API server."""
     kubeconfig: Annotated[Path | None, Flag(file=True)] = None
@@ -110,44 +140,14 @@ class ControllerSettings(Checked):
     cluster autoscaler takes to bring a node."""
     lease: Annotated[str | None, Flag(metavar="NAME")] = None
     """kubernetes: Lease that the one acting controller of several holds."""
+    log_dir: Path | None = None
+    """Folder of the function logger (parquet); a program that names none logs nothing. [default: STATE/log]"""
+    windows_per_file: FromOne = 12
+    """Windows in one parquet file."""
+    view_dir: Path | None = None
+    """Folder of the document that the gateway's page shows. [default: STATE/view; none with --gateway]"""
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port of /metrics, /view and /healthz, on all addresses; 0 = none."""
-    fallback_windows: Annotated[FromZero | None, Flag("--fallback")] = None
-    """Windows in a row of missed SLO and a desire for less after which hpa takes over; 0 = never. [default: 3 for a
-    learnt policy and staffing with --slo-ms, else 0]"""
-    max_functions: FromZero = 0
-    """As given to `smoe up` or `smoe pipeline deploy`; 0 = one node a function."""
-    min_replicas: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Fewest replicas of a function."""
-    max_replicas: Annotated[int, Field(ge=1, le=1000)] = 8
-    """Most replicas of a function."""
-    scale_segments: Annotated[bool, Flag("--scale-segments/--experts-only")] = True
-    """Whether segments are managed too, or left alone."""
-    scale_ingress: bool = False
-    """Manage the ingress too."""
-    space: Annotated[ConfigurationSpace, Flag(hidden=True)] = field(default_factory=ConfigurationSpace)
-    """Φ; its replica bounds are replaced by ``min_replicas`` and ``max_replicas``."""
-    alpha: PositiveShare = 0.9
-    """Loss factor of Eq. (2)."""
-    runtime_mb: FromZero | None = None
-    """Memory of a worker besides its weights, in MiB: part of M_e of Eq. (2). [default: as measured; 64 where a gateway
-    forks workers, in containers 224, 64 for experts in float32, 288 for the ingress]"""
-    max_step_replicas: FromZero = 8
-    """Most replicas that one decision adds or removes; 0 = no limit."""
-    max_step_factor: NotNegative = 0.0
-    """Most times that memory, cores or GPU share grow or shrink in one decision (such as 2); 0 = no limit."""
-    cooldown_s: NotNegative = 0.0
-    """Least seconds between two changes of a function."""
-    budget_per_hour: Annotated[Positive | None, Flag("--budget")] = None
-    """Most that all functions may cost an hour, provisioned, in the price sheet's currency."""
-    capacity: Annotated[Path | None, Flag(file=True)] = None
-    """TOML file with what all functions may take together: cores, memory_mb and gpu_tenths, or [[machines]]
-    (docs/controller.md)."""
-    stale_s: Positive | None = None
-    """Oldest data, in seconds, that is decided on. [default: 3 intervals, at least 15; with --prometheus 60]"""
-    stalled_s: Positive | None = None
-    """Seconds a tick may stand still before this controller counts as hung: it renews its lease no more and is not
-    healthy. [default: 3 intervals, at least 30]"""
 
     @property
     def targets(self) -> Targets:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import subprocess
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ ROOMS = (
     "traces",
 )
 """Top-level packages of this project. Versions of other packages are recorded by name, not hashed."""
+GIT_TIMEOUT_S = 10.0
 
 
 @cache
@@ -41,6 +43,20 @@ def code_sha256(*entry_points: str) -> str:
     for module, path in sorted(import_closure(entry_points, ROOT).items()):
         digest.update(module.encode() + b"\0" + _read(module, path).code_sha256 + b"\0")
     return digest.hexdigest()
+
+
+def commit(root: Path = ROOT) -> str | None:
+    """Hash of the commit that is checked out at ``root``, with ``+changes`` behind it where tracked files differ from
+    it; None where ``root`` is no checkout's top folder (an installed package) or git is not there."""
+    if not (root / ".git").exists():
+        return None
+    try:
+        git = partial(subprocess.run, cwd=root, capture_output=True, text=True, check=True, timeout=GIT_TIMEOUT_S)
+        revision = git(["git", "rev-parse", "HEAD"]).stdout.strip()
+        changes = git(["git", "status", "--porcelain", "--untracked-files=no"]).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return f"{revision}+changes" if changes else revision
 
 
 def import_closure(entry_points: tuple[str, ...], root: Path) -> dict[str, Path]:

@@ -17,6 +17,14 @@ AUTOSCALE = frozenset(
     ("--gateway", "--pipeline", "--policy", "--policy-settings", "--interval", "--slo-ms", "--prometheus", "--budget",
      "--dry-run", "--json")
 )  # fmt: skip
+AUTOSCALE_SECTIONS = {
+    "Pipeline and gateway": "--state",
+    "Policy": "--policy",
+    "Windows and targets": "--interval",
+    "What it may change": "--dry-run",
+    "Kubernetes": "--platform",
+    "What it writes": "--log-dir",
+}
 COMMANDS = {
     "run": LazyCommand(
         "smoe.commands.demo", "run", "the main job: pipeline, bursty trace, controller, live view, report", EVERY_DAY
@@ -30,7 +38,12 @@ COMMANDS = {
     "top": LazyCommand("smoe.commands.top", "top", "live view of a running pipeline", EVERY_DAY),
     "logs": LazyCommand("smoe.commands.service", "logs", "show or follow a function's log", EVERY_DAY),
     "autoscale": LazyCommand(
-        "autoscaler.commands", "autoscale", "run the controller against a gateway", EVERY_DAY, AUTOSCALE
+        "autoscaler.commands",
+        "autoscale",
+        "run the controller against a gateway",
+        EVERY_DAY,
+        AUTOSCALE,
+        AUTOSCALE_SECTIONS,
     ),
     "replay": LazyCommand("traces.commands", "replay", "replay a trace against a function, open loop", EVERY_DAY),
     "pipeline": LazyCommand(

@@ -33,6 +33,23 @@ COMPARE = frozenset(
     ("--workloads", "--pipeline", "--slo-ms", "--policies", "--patterns", "--mean-rps", "--world", "--relative-slo",
      "--seeds", "--out", "--json")
 )  # fmt: skip
+_RUNS = {
+    "Which runs": "--workloads",
+    "Length and load": "--mean-rps",
+    "Simulated cluster": "--world",
+}
+_CUSTOM = {"Custom pipeline": "--pipeline"}
+EVALUATE_SECTIONS = {**_RUNS, "Files": "--trace", **_CUSTOM, "Part of a trace": "--row", "Folders and output": "--data"}
+COMPARE_SECTIONS = {**_RUNS, "Tuning": "--trials", **_CUSTOM, "Folders and output": "--data"}
+TRAIN_SECTIONS = {
+    "What is scaled": "--workload",
+    "What is learnt from, and for how long": "--traces",
+    "What is learnt": "--arm",
+    "Episodes": "--windows",
+    "Updates": "--updates",
+    "Networks": "--width",
+    "Further settings and output": "--set",
+}
 TRAIN = frozenset(
     ("--workload", "--pipeline", "--slo-ms", "--profile", "--traces", "--minutes", "--seed", "--windows",
      "--out")
@@ -49,12 +66,14 @@ LAB = {
         "evaluate",
         "compare scaling policies in the simulator, with bound and report",
         essential=EVALUATE,
+        sections=EVALUATE_SECTIONS,
     ),
     "compare": LazyCommand(
         "smoe.commands.compare",
         "compare",
         "tune every opponent on validation hours, then compare all on test hours",
         essential=COMPARE,
+        sections=COMPARE_SECTIONS,
     ),
     "bound": LazyCommand("evaluation.bound.commands", "bound", "the least cost that any policy could have for a trace"),
     "advise": LazyCommand(
@@ -64,7 +83,11 @@ LAB = {
         "evaluation.tuning.commands", "tune", "search the deployment that a static or HPA baseline is given"
     ),
     "train": LazyCommand(
-        "rl.train.commands", "train", "learn a scaling policy from traces, in the simulator", essential=TRAIN
+        "rl.train.commands",
+        "train",
+        "learn a scaling policy from traces, in the simulator",
+        essential=TRAIN,
+        sections=TRAIN_SECTIONS,
     ),
     "train-staffing": LazyCommand(
         "rl.staffing.commands", "train_staffing", "learn capacity and standbys of every expert, in the simulator"

@@ -7,7 +7,7 @@ from __future__ import annotations
 import importlib
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
@@ -26,6 +26,8 @@ class LazyCommand:
     heading: str = "Commands"
     essential: frozenset[str] = frozenset()
     """Options that ``--help`` shows where a command has too many for one screen; empty: all of them."""
+    sections: Mapping[str, str] = field(default_factory=dict)
+    """Headings of ``--help-all`` → the first option below each; the order is that of the options."""
 
 
 class LazyGroup(click.Group):
@@ -59,7 +61,7 @@ class LazyGroup(click.Group):
                 raise
             message = f"smoe {cmd_name} needs {error.name}, which is not installed; say: pip install 'smoe[rl]'"
             raise click.UsageError(message) from error
-        return folded(command, entry.essential) if entry.essential else command
+        return folded(command, entry.essential, entry.sections) if entry.essential else command
 
     def _follow(self, ctx: click.Context, path: tuple[str, ...]) -> click.Command | None:
         command: click.Command | None = self
@@ -75,35 +77,46 @@ class LazyGroup(click.Group):
 
 
 class FoldedCommand(click.Command):
-    """A command with many options: ``--help`` shows those in ``essential``, ``--help-all`` every one. ``--settings
-    FILE`` reads any of them from a TOML file whose keys are the options' names; what the command line gives wins."""
+    """A command with many options: ``--help`` shows those in ``essential``, ``--help-all`` every one, below headings.
+    ``--settings FILE`` reads any of them from a TOML file whose keys are the options' names; what the command line
+    gives wins."""
 
     essential: frozenset[str] = frozenset()
+    sections: Mapping[str, str] = {}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        shown_always = {*self.essential, "--help", "--settings", "--help-all"}
+        shown_always = {*self.essential, *ABOUT_HELP, "--help"}
         everything = ctx.meta.get(_SHOW_ALL, False)
-        rows = []
+        heading, headings = "Options", {first: heading for heading, first in self.sections.items()}
+        rows: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is not None and (everything or shown_always.intersection(parameter.opts)):
-                rows.append(record)
-        with formatter.section("Options"):
-            formatter.write_dl(rows)
+            if not isinstance(parameter, click.Option) or not (everything or shown_always & {*parameter.opts}):
+                continue
+            if everything:
+                heading = headings.get(parameter.opts[0], heading)
+            if (record := parameter.get_help_record(ctx)) is not None:
+                rows.setdefault(heading, []).append(record)
+        for heading, below in rows.items():
+            with formatter.section(heading):
+                formatter.write_dl(below)
 
 
-def folded(command: click.Command, essential: frozenset[str]) -> FoldedCommand:
+def folded(command: click.Command, essential: frozenset[str], sections: Mapping[str, str]) -> FoldedCommand:
     """``command`` with the same options, callback and help as a :class:`FoldedCommand`. Raises ValueError for a name in
-    ``essential`` that is no option."""
-    flags = {flag for option in command.params for flag in option.opts}
-    if essential - flags:
-        raise ValueError(f"no options of {command.name}: {', '.join(sorted(essential - flags))}")
+    ``essential`` or ``sections`` that is no option, and for sections in another order than the options."""
+    flags = [flag for option in command.params for flag in option.opts]
+    if missing := {*essential, *sections.values()}.difference(flags):
+        raise ValueError(f"no options of {command.name}: {', '.join(sorted(missing))}")
+    if (begins := [flags.index(first) for first in sections.values()]) != sorted(begins):
+        raise ValueError(f"sections of {command.name} are in another order than its options: {', '.join(sections)}")
     params = [*command.params, _settings_option(), _help_all_option()]
     result = FoldedCommand(command.name, callback=command.callback, params=params, help=command.help)
     result.essential = essential
+    result.sections = {**sections, "Help and settings": ABOUT_HELP[0]} if sections else {}
     return result
 
 
+ABOUT_HELP = ("--settings", "--help-all")
 _SHOW_ALL = "smoe.lazy.help-all"
 
 

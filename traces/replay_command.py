@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from platform_words.durations import duration
 from traces import catalog, loading, prompts, scale
 from traces import replay as client
 from traces.arrival_process import Placement
@@ -284,7 +285,7 @@ async def _with_progress(
 
 def _extra(progress: client.Progress) -> str:
     recent = progress.recent_latency_s(10.0)
-    latency = f"P95 of 10 s {recent['p95'] * 1000:.0f} ms" if recent else "no answers in 10 s"
+    latency = f"P95 of 10 s {duration(recent['p95'])}" if recent else "no answers in 10 s"
     return f"{progress.in_flight} in flight, {progress.failed} failed, {latency}"
 
 
@@ -315,12 +316,12 @@ def _print_summary(summary: dict[str, Any], out: Path) -> None:
         numbers = summary[key]
         if numbers:
             table.add_row(
-                name, ", ".join(f"{part.upper()} {numbers[part] * 1000:.1f} ms" for part in ("p50", "p95", "p99"))
+                name, ", ".join(f"{part.upper()} {duration(numbers[part])}" for part in ("p50", "p95", "p99"))
             )
     for name, text in token_rows(summary["generation"]) if "generation" in summary else ():
         table.add_row(name, text)
     if summary["slo_attainment"] is not None:
-        table.add_row("within SLO", f"{summary['slo_attainment']:.1%} of requests in {summary['slo_s'] * 1000:g} ms")
+        table.add_row("within SLO", f"{summary['slo_attainment']:.1%} of requests in {duration(summary['slo_s'])}")
     if summary["answered_rps"]:
         table.add_row("rate", f"{summary['answered_rps']:.1f} answers/s, client CPU {summary['client_cpu_s']:.1f} s")
     table.add_row("trace", f"{summary['trace']['source']} (sha256 {summary['trace']['sha256'][:12]})")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from platform_words.durations import duration
 from traces.completions import TokenTargets
 from traces.results import RequestRecord
 
@@ -59,12 +60,12 @@ def token_rows(numbers: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The summary of :func:`summarise_tokens` and how the requests were made, as rows for people."""
     for name, key in (("TTFT", "ttft_s"), ("per token", "tpot_s")):
         if numbers[key]:
-            yield name, ", ".join(f"{p.upper()} {numbers[key][p] * 1000:.1f} ms" for p in ("p50", "p90", "p99"))
+            yield name, ", ".join(f"{p.upper()} {duration(numbers[key][p])}" for p in ("p50", "p90", "p99"))
     if numbers["output_tokens_per_s"]:
         yield "tokens", f"{numbers['output_tokens']} written, {numbers['output_tokens_per_s']:.1f} tokens/s"
     if numbers["goodput"] is not None:
         targets = (("TTFT", numbers["ttft_target_s"]), ("per token", numbers["tpot_target_s"]))
-        kept = " and ".join(f"{name} in {value * 1000:g} ms" for name, value in targets if value is not None)
+        kept = " and ".join(f"{name} in {duration(value)}" for name, value in targets if value is not None)
         rate = "" if numbers["goodput_rps"] is None else f", {numbers['goodput_rps']:.2f} requests/s"
         yield "goodput", f"{numbers['goodput']:.1%} of requests{rate} with {kept}"
     if not numbers["ignore_eos"]:

@@ -17,12 +17,13 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from evaluation.provenance import commit
 from simulation.profiles.measure.machine import this_machine
 
 
 def print_result(result: Mapping[str, Any], seed: object = None) -> None:
-    """The last line: ``result`` and ``provenance`` (command, seed, machine). ``seed``: default the option ``--seed`` or
-    ``--seeds`` of the click command that runs."""
+    """The last line: ``result`` and ``provenance`` (command, seed, commit, machine). ``seed``: default the option
+    ``--seed`` or ``--seeds`` of the click command that runs."""
     print(json.dumps({**result, "provenance": provenance(seed)}))
 
 
@@ -31,7 +32,7 @@ def provenance(seed: object = None) -> dict[str, Any]:
     context = click.get_current_context(silent=True)
     if seed is None and context is not None:
         seed = context.params.get("seed", context.params.get("seeds"))
-    return {"command": command(), "seed": seed, "machine": this_machine().to_json()}
+    return {"command": command(), "seed": seed, "commit": commit(), "machine": this_machine().to_json()}
 
 
 def command() -> str:

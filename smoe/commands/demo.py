@@ -27,6 +27,7 @@ from autoscaler.build import check_policy
 from autoscaler.checked import Checked, Flag, Rule, read_toml
 from autoscaler.errors import SettingsError
 from autoscaler.options import options_of
+from evaluation.provenance import commit
 from gateway.client.client import GatewayClient
 from moe.manifest import Manifest
 from moe.reference import WholeModel
@@ -330,6 +331,7 @@ def _report(
         "begun": datetime.fromtimestamp(since_s, UTC).isoformat(timespec="minutes"),
         "machine": this_machine().to_json(),
         "version": __version__,
+        "commit": commit(),
         "since_s": since_s,
         "parity": parity.to_json(),
         "baseline": baseline,

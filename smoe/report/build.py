@@ -42,8 +42,8 @@ def build(
     so. ``requests_csv``: the replay's request file, or None when there was no replay.
     ``meta``: JSON-able settings that are carried over; known keys are ``pipeline``, ``policy``, ``planned``
     (requests), ``trace`` (as ``traces.results.describe``), ``seeds``, ``settings``, ``machine``, ``version``,
-    ``since_s`` (Unix time before which log rows are left out). Raises ReportError, and TraceError for a damaged
-    request file.
+    ``commit``, ``since_s`` (Unix time before which log rows are left out). Raises ReportError, and TraceError
+    for a damaged request file.
     """
     if not (math.isfinite(slo_s) and slo_s > 0):
         raise ReportError(f"the SLO must be a positive number of seconds, got {slo_s!r}")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autoscaler.prices import money
-from smoe.durations import duration
+from platform_words.durations import duration
 
 NAMES = {"up": "more replicas", "down": "fewer replicas", "limits": "other limits"}
 """Kinds of actions (:mod:`smoe.report.model`) as people say them."""

@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 
 from autoscaler.prices import money
-from smoe.durations import duration
+from platform_words.durations import duration
 from smoe.report.closing import verdict
 from smoe.report.model import Action
 
@@ -103,10 +103,12 @@ def page(
 
 
 def origin(meta: Mapping[str, Any]) -> str:
-    """Command, time, version and machine of a run, as far as ``meta`` has them."""
+    """Command, time, version, commit and machine of a run, as far as ``meta`` has them."""
     machine = meta.get("machine", {})
     cores = f"{machine['cpu_cores']} cores, {machine['cpu_model']}" if "cpu_model" in machine else ""
-    version = f"sMoE {meta['version']}" if "version" in meta else ""
+    revision, _, changes = (meta.get("commit") or "").partition("+")
+    commit = f" (commit {revision[:12]}{', with changes' if changes else ''})" if revision else ""
+    version = f"sMoE {meta['version']}{commit}" if "version" in meta else ""
     return " · ".join(part for part in (meta.get("command"), meta.get("begun"), version, cores) if part)
 
 

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import replace
 
 from autoscaler.contract import Configuration, Decision, NodeObservation, TickReport
-from smoe.durations import duration
+from platform_words.durations import duration
 from smoe.view.model import DecisionLine, ExpertCell, NodeRow, ViewState
 from traces.replay import Progress
 

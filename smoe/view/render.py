@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autoscaler.prices import money
-from smoe.durations import duration
+from platform_words.durations import duration
 from smoe.view.instances import instances_table
 from smoe.view.model import DecisionLine, ExpertCell, NodeRow, ViewState
 

@@ -134,7 +134,7 @@ def report(**more: Any) -> TickReport:
 
 
 def test_a_tick_is_one_line_for_people() -> None:
-    assert line(report()) == "requests 1.0/s, P95 200.0 ms, $720/h, 1 changes: m 256MiB/1cpu/1x4 → 256MiB/1cpu/3x4"
+    assert line(report()) == "requests 1.0/s, P95 200 ms, $720/h, 1 changes: m 256MiB/1cpu/1x4 → 256MiB/1cpu/3x4"
     failed = report(applied=(), failures={"m": "broken"}, dry_run=True)
     assert "1 changes (dry run); 1 failed" in line(failed)
     many = replace(report(), decisions=report().decisions * 9)
@@ -147,15 +147,18 @@ def test_a_tick_names_the_slo_whether_it_is_broken_and_why_nothing_changes() -> 
         for reason in ("CPU 31 % of 80 %", "other")
     )
     quiet = replace(report(), decisions=(other, kept, kept))
-    assert "P95 200.0 ms of 150 ms OVER," in line(quiet, targets=Targets(0.15))
-    assert "P95 200.0 ms of 250 ms," in line(quiet, targets=Targets(0.25), currency="EUR")
+    slow = replace(quiet, observation=observation(latency_p95_s=20.22659))
+    assert "P95 20.2 s of 1500 ms OVER," in line(slow, targets=Targets(1.5))
+    assert summary(slow)["p95_s"] == 20.22659
+    assert "P95 200 ms of 150 ms OVER," in line(quiet, targets=Targets(0.15))
+    assert "P95 200 ms of 250 ms," in line(quiet, targets=Targets(0.25), currency="EUR")
     assert line(quiet, currency="EUR").endswith("EUR 720/h, 0 changes (CPU 31 % of 80 %)")
 
 
 def test_a_decoder_s_tick_names_its_tokens_and_texts() -> None:
     texts = GenerationObservation(ttft_p95_s=1.2, tpot_p95_s=0.05, running=3.0, waiting=2.0, kv_usage=0.4)
     window = replace(report(), observation=observation(generation=texts))
-    expected = "P95 200.0 ms, TTFT 1200.0 ms of 1000 ms OVER, TPOT 50.0 ms of 80 ms, texts 3 + 2 waiting, KV 40%,"
+    expected = "P95 200 ms, TTFT 1200 ms of 1000 ms OVER, TPOT 50 ms of 80 ms, texts 3 + 2 waiting, KV 40%,"
     assert expected in line(window, targets=Targets(ttft_s=1.0, tpot_s=0.08))
     assert json.loads(json.dumps(summary(window)))["generation"]["waiting"] == 2.0
 

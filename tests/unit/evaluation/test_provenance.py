@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from evaluation import provenance
 from evaluation.comparison.grid import Grid, maker_modules
-from evaluation.provenance import ROOMS, ROOT, code_sha256, import_closure
+from evaluation.provenance import ROOMS, ROOT, code_sha256, commit, import_closure
 
 SOURCES = {
     "rl/__init__.py": '"""A room."""\n',
@@ -106,3 +107,28 @@ def test_neither_evaluation_nor_simulation_reaches_learning() -> None:
     ]
     closure = import_closure(tuple(modules), ROOT)
     assert not [module for module in closure if module.partition(".")[0] in ("rl", "smoe", "benchmarks")]
+
+
+def test_a_checkout_has_a_commit_and_states_changes_and_a_folder_below_it_has_none(tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        made = subprocess.run(["git", *words], cwd=tmp_path, check=True, capture_output=True, text=True)
+        return made.stdout.strip()
+
+    git("init", "-q")
+    (tmp_path / "installed").mkdir()
+    (tmp_path / "a.py").write_text("x = 1\n")
+    git("add", ".")
+    git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "-m", "a")
+    assert commit(tmp_path) == git("rev-parse", "HEAD")
+    (tmp_path / "out.json").write_text("{}")
+    assert commit(tmp_path) == git("rev-parse", "HEAD"), "a file of results is no change"
+    (tmp_path / "a.py").write_text("x = 2\n")
+    assert commit(tmp_path) == f"{git('rev-parse', 'HEAD')}+changes"
+    assert commit(tmp_path / "installed") is None
+
+
+def test_without_git_there_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".git").mkdir()
+    assert commit(tmp_path) is None, "no repository"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert commit(tmp_path) is None, "no git"

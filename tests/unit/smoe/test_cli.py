@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from smoe.cli import ALIASES, AUTOSCALE, COMMANDS, cli, main
-from smoe.lazy import LazyCommand, LazyGroup
+from smoe.lazy import LazyCommand, LazyGroup, folded
 
 
 def test_help_lists_every_command_and_imports_none_of_them() -> None:
@@ -47,6 +49,28 @@ def test_autoscale_shows_the_options_that_matter_and_all_of_them_on_request() ->
     short, whole = (CliRunner().invoke(cli, ["autoscale", flag]).output for flag in ("--help", "--help-all"))
     assert all(f"{option} " in short for option in AUTOSCALE)
     assert "--unschedulable-wait" in whole and "--unschedulable-wait" not in short
+
+
+@pytest.mark.parametrize("words", [["autoscale"], ["lab", "evaluate"], ["lab", "compare"], ["lab", "train"]])
+def test_every_option_stands_once_and_below_a_heading_of_its_own(words: list[str]) -> None:
+    shown = CliRunner().invoke(cli, [*words, "--help-all"], terminal_width=200).output
+    sections = re.findall(r"^(\S.*):\n((?:  .*\n)+)", shown.replace("\n\n", "\n"), re.MULTILINE)
+    flags = [flag for _, rows in sections for flag in re.findall(r"^  (?:-h, )?(--[a-z-]+)", rows, re.MULTILINE)]
+    command: click.Command | None = cli
+    for word in words:
+        assert isinstance(command, click.Group)
+        command = command.get_command(click.Context(command), word)
+    assert command is not None
+    assert flags == [*(option.opts[0] for option in command.params if option.param_type_name == "option"), "--help"]
+    assert len(sections) >= 6 and "Options" not in dict(sections)
+    assert max(rows.count("\n  -") for _, rows in sections) <= 14
+
+
+def test_a_heading_before_an_option_that_is_not_there_is_refused() -> None:
+    command = click.Command("cook", params=[click.Option(["--salt"]), click.Option(["--heat"])])
+    for sections in ({"Stove": "--fire"}, {"Stove": "--heat", "Pot": "--salt"}):
+        with pytest.raises(ValueError, match="of cook"):
+            folded(command, frozenset(), sections)
 
 
 def test_a_settings_file_gives_options_and_the_command_line_wins(tmp_path: Path) -> None:

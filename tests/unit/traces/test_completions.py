@@ -204,7 +204,7 @@ def test_people_read_goodput_early_ends_and_cuts() -> None:
     rows = dict(token_rows({**numbers, "ignore_eos": False, "cut_to_context": 2, "context": 64}))
     assert rows["goodput"] == "100.0% of requests, 0.10 requests/s with TTFT in 400 ms and per token in 60 ms"
     assert rows["ended early"] == "1 answers (the API has no ignore_eos)" and "context of 64" in rows["cut"]
-    assert rows["TTFT"] == "P50 200.0 ms, P90 200.0 ms, P99 200.0 ms"
+    assert rows["TTFT"] == "P50 200 ms, P90 200 ms, P99 200 ms"
 
 
 class Decoder:

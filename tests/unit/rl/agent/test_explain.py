@@ -96,7 +96,8 @@ def test_a_stored_decision_is_explained_from_the_log(
     one, folder = workload(), tmp_path / "log"
     chosen = tmp_path / "policy.toml"
     chosen.write_text(f'actor = "{stored}"\nworkload = "bert-4"\n')
-    settings = ControllerSettings("http://127.0.0.1:1", tmp_path, "smoe", chosen, slo_s=one.slo_s, log_dir=folder)
+    given = {"policy": "smoe", "policy_settings": chosen, "slo_s": one.slo_s, "log_dir": folder}
+    settings = ControllerSettings("http://127.0.0.1:1", tmp_path, **given)  # type: ignore[arg-type]
     policy = make(Making(settings, one.topology, limits_of(one), one.prices))
     context = {"settings": shown(settings), "prices": asdict(one.prices)}
     simulation = Simulation(one, requests(), one.initial(START))

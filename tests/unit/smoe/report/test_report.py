@@ -179,7 +179,10 @@ def test_numbers_are_those_counted_by_hand(log_dir: Path) -> None:
 
 def test_an_origin_names_what_a_run_states_of_itself_and_no_more() -> None:
     assert origin({"pipeline": "minilm", "machine": {"cpus": 2}}) == ""
-    assert origin({"command": "smoe run", "version": "0.2.0"}) == "smoe run · sMoE 0.2.0"
+    assert origin({"command": "smoe run", "version": "0.2.0", "commit": None}) == "smoe run · sMoE 0.2.0"
+    of_checkout = {"version": "0.2.0", "commit": "0123456789abcdef"}
+    assert origin(of_checkout) == "sMoE 0.2.0 (commit 0123456789ab)"
+    assert origin({**of_checkout, "commit": "0123456789abcdef+changes"}).endswith("(commit 0123456789ab, with changes)")
 
 
 def test_the_report_is_written_whole_and_the_page_holds_the_numbers(

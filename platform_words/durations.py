@@ -1,4 +1,4 @@
-"""Seconds as people read them, the same in the live view, the closing lines and the report. Pure."""
+"""Seconds as people read them, the same in ticks, live view, closing lines and report. Pure."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from smoe.durations import duration
+from platform_words.durations import duration
 
 
 @pytest.mark.parametrize(
