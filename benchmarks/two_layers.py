@@ -1,8 +1,10 @@
-"""A pipeline of 12 functions for live runs in which experts need many replicas: the first two layers of MiniLM.
+"""Pipelines of 12 functions for live runs in which experts need many replicas: two layers of four experts each.
 
 The default pipeline has 32 functions, so on two cores most of what a run costs is one replica of each. Here eight
-experts and three segments are left; weights, experts and routers are the default pipeline's own, so tokens are shared
-among experts as real ones are. Its answers are those of two layers, good for load and not for meaning.
+experts and three segments are left. Of the first two layers of MiniLM weights, experts and routers are the default
+pipeline's own, so tokens are shared among experts as real ones are. With ``--paper-experts`` layers and experts have
+the paper's shape (768 × 3072) and seeded weights: a call computes for milliseconds, longer than a limit's quota.
+Answers are good for load and not for meaning.
 """
 
 from __future__ import annotations
@@ -16,8 +18,10 @@ import click
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from moe.checkpoints.source import SeededSource
+from moe.manifest import Manifest
 from moe.manifest_proof import sha256_of
-from moe.preset import PRESETS, minilm_folder, preset_adapter
+from moe.preset import PRESETS, minilm_folder, preset_adapter, preset_tokenizer, seeded_config
 from moe.split import split
 
 LAYERS = 2
@@ -54,9 +58,15 @@ def _layer(name: str, word: str) -> int:
     return int(parts[parts.index(word) + 1]) if word in parts else 0
 
 
-@click.command(help=__doc__)
-@click.argument("out", type=click.Path(path_type=Path, file_okay=False))
-def main(out: Path) -> None:
+def paper_experts(out: Path) -> Manifest:
+    """Two layers of BERT-base's width, each with four whole feed-forward networks as experts, in the folder ``out``."""
+    source = SeededSource({**seeded_config("bert", 768), "num_hidden_layers": LAYERS}, 0)
+    tokenizer = preset_tokenizer(PRESETS["bert-4"])
+    return split(source, out, "paper-experts", experts=4, top_k=2, method="full", tokenizer=tokenizer)
+
+
+def minilm_experts(out: Path) -> Manifest:
+    """The default pipeline's first two layers, in the folder ``out``. Raises ClickException."""
     preset = PRESETS["minilm"]
     whole = preset_adapter(preset, preset.experts, preset.top_k, "neurons")
     if whole is None:
@@ -65,7 +75,14 @@ def main(out: Path) -> None:
         checkpoint, adapter = Path(folder) / "checkpoint", Path(folder) / "adapter.safetensors"
         shortened(minilm_folder(), checkpoint)
         shortened_adapter(whole, checkpoint, adapter)
-        manifest = split(checkpoint, out, "two", adapter=adapter)
+        return split(checkpoint, out, "two", adapter=adapter)
+
+
+@click.command(help=__doc__)
+@click.argument("out", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--paper-experts", "paper", is_flag=True, help="Experts of 768 × 3072 instead of MiniLM's.")
+def main(out: Path, paper: bool) -> None:
+    manifest = paper_experts(out) if paper else minilm_experts(out)
     print(f"{out}: {len(manifest.segments)} segments and {len(manifest.nodes) - len(manifest.segments)} experts")
 
 

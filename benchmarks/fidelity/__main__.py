@@ -28,7 +28,7 @@ import numpy as np
 from autoscaler.contract import Configuration
 from autoscaler.decision.limits import LimitSettings
 from autoscaler.topology import load_topology
-from benchmarks.fidelity.looped import POLICIES, SLO_S, run_policies, simulate_all
+from benchmarks.fidelity.looped import POLICIES, SETTINGS, run_policies, simulate_all
 from benchmarks.fidelity.machine import SINGLES, Singles, near, pace_of
 from benchmarks.fidelity.ranking import METRICS, compare_policies
 from benchmarks.fidelity.runs import (
@@ -239,6 +239,9 @@ def print_policies(compared: dict[str, Any]) -> None:
 @click.option("--cells", "count", default=len(CELLS), type=click.IntRange(0, len(CELLS)))
 @click.option("--runs", default=2, type=click.IntRange(1, 10), help="Of each cell.")
 @click.option("--policies", callback=listed(), default=",".join(POLICIES), help="In the loop; comma list, or none.")
+@click.option(
+    "--in-loop", "named", type=click.Choice(list(SETTINGS)), default="paper-experts", help="Pipeline of policies."
+)
 @click.option("--repeats", default=2, type=click.IntRange(1, 10), help="Of each policy.")
 @click.option("--record", type=click.Path(path_type=Path), help="Keep what was measured of cells in this file.")
 @click.option("--replay", type=PRESENT, help="Compare with such a file; nothing is measured.")
@@ -246,7 +249,7 @@ def print_policies(compared: dict[str, Any]) -> None:
     "--looped", type=click.Path(path_type=Path), help="Keep what was measured of policies here, and go on from there."
 )
 def main(
-    profile: Path | None, seconds: float, count: int, runs: int, policies: tuple[str, ...], repeats: int,
+    profile: Path | None, seconds: float, count: int, runs: int, policies: tuple[str, ...], named: str, repeats: int,
     record: Path | None, replay: Path | None, looped: Path | None,
 ) -> None:  # fmt: skip
     rows: list[dict[str, Any]] = []
@@ -258,8 +261,9 @@ def main(
     in_loop: dict[str, Any] = {}
     if policies and replay is None:
         with progress(len(policies) * repeats) as show:
-            records = run_policies(policies, repeats, show, looped, profile)
-        in_loop = compare_policies(simulate_all(records, profile), 1000 * SLO_S)
+            records = run_policies(SETTINGS[named], policies, repeats, show, looped, profile)
+        rows_of_policies = simulate_all(SETTINGS[named], records, profile)
+        in_loop = compare_policies(rows_of_policies, 1000 * SETTINGS[named].slo_s)
         print_policies(in_loop)
     result: dict[str, Any] = {**in_loop, "cores": os.cpu_count(), "cells": rows}
     if rows:

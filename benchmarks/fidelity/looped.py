@@ -27,6 +27,8 @@ from benchmarks.fidelity.runs import MEMORY_MB, Bench, routing_of, send_singles
 from benchmarks.harness.replay_process import ReplayProcess
 from benchmarks.harness.running import local_gateway, running_pipeline
 from benchmarks.harness.stepped_load import is_high, stepped
+from benchmarks.two_layers import paper_experts
+from moe.manifest import Manifest
 from moe.reference import WholeModel
 from simulation.profiles.measure.machine import this_machine
 from simulation.profiles.model.bundled import fitting, open_profile
@@ -38,16 +40,46 @@ from smoe.pipelines import ensure_pipeline
 from traces import catalog, prompts
 
 POLICIES = ("static-1", "static-2", "static-3", "hpa", "kpa", "keda", "apa", "slo-aware", "last-window")
-CPU_SCALE, MEAN_RPS, SLO_S = 0.012, 6.0, 1.0
-"""Real cores per configured core: at this least of them replicas are what decides; at 0.03 the two real cores are, and
-more replicas make requests slower. Load and target: the simulation has policies far apart, and on both sides, at any
-pace from 0.85 to 1."""
 SECONDS, PERIOD_S, WINDOW_S, SETTLED_S = 60.0, 30.0, 2.0, 10.0
-MAX_WORDS, SEED, SIMULATIONS = 24, 3, 20
-FULL = Configuration(MEMORY_MB, 1 / CPU_SCALE, 0.0, 1, 8)
-"""A real core for every function, while lone requests are sent."""
+SEED, SIMULATIONS = 3, 20
 SINGLES_EVERY = 5
 """Runs between two sets of lone requests."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A pipeline, and what all policies meet on it."""
+
+    cpu_scale: float
+    """Real cores per configured core."""
+    mean_rps: float
+    slo_s: float
+    max_words: int
+    """Of a text."""
+    make: Callable[[Path], Manifest] | None = None
+    """Puts the pipeline into a folder; None: the default one."""
+
+    @property
+    def full(self) -> Configuration:
+        """A real core for every function, while lone requests are sent."""
+        return Configuration(MEMORY_MB, 1 / self.cpu_scale, 0.0, 1, 8)
+
+    def pipeline(self, folder: Path) -> str:
+        """What to deploy, made in ``folder`` where that is needed."""
+        if self.make is None:
+            return "minilm"
+        self.make(folder / "made")
+        return str(folder / "made")
+
+
+SETTINGS = {
+    "minilm": Setting(0.012, 6.0, 1.0, 24),
+    "paper-experts": Setting(0.06, 4.0, 0.9, 60, paper_experts),
+}
+"""Load and target: the simulation has policies far apart, and on both sides of λ, at any pace from 0.85 to 1.
+
+MiniLM's 24 experts: at a hundredth of a core replicas are what decides; at 0.03 the two real cores are, and more
+replicas make requests slower. A call then takes about one quota. Of the paper's eight experts it takes several."""
 
 
 @dataclass(frozen=True)
@@ -72,19 +104,19 @@ class LoopedRecord:
         return typical_s([one for one in self.clock if not is_high(np.array(one[0]), PERIOD_S)])
 
 
-def the_run(directory: Path, profile: Path | None) -> Run:
+def the_run(setting: Setting, directory: Path, profile: Path | None) -> Run:
     """Load, texts and target of all policies. ``profile``: None takes this machine's of the tree."""
-    trace = stepped(SECONDS, MEAN_RPS, PERIOD_S, SEED)
-    chosen = prompts.load_prompts(catalog.text_folder(catalog.data_folder(None)), MAX_WORDS)
+    trace = stepped(SECONDS, setting.mean_rps, PERIOD_S, SEED)
+    chosen = prompts.load_prompts(catalog.text_folder(catalog.data_folder(None)), setting.max_words)
     texts = tuple(chosen.choose(trace.requests, SEED))
     tokenizer = WholeModel(directory).tokenizer
     tokens = round(float(np.mean([len(ids) for ids in tokenizer.encode_all(texts)])))
     profile = profile or fitting(directory, this_machine())
-    return Run(trace, texts, tokens, SLO_S, WINDOW_S, CPU_SCALE, profile, SEED, PERIOD_S, SETTLED_S)
+    return Run(trace, texts, tokens, setting.slo_s, WINDOW_S, setting.cpu_scale, profile, SEED, PERIOD_S, SETTLED_S)
 
 
 def run_policies(
-    policies: Sequence[str], repeats: int, show: Callable[[str, float], object], kept: Path | None,
+    setting: Setting, policies: Sequence[str], repeats: int, show: Callable[[str, float], object], kept: Path | None,
     profile: Path | None,
 ) -> list[LoopedRecord]:  # fmt: skip
     """Every policy ``repeats`` times, in turns; what the file ``kept`` has already is not measured again, and it gets
@@ -95,14 +127,14 @@ def run_policies(
     if not turns:
         return records
     with tempfile.TemporaryDirectory(prefix="smoe-fidelity-") as folder:
-        gateway = local_gateway(Path(folder), cpu_scale=CPU_SCALE)
-        cores = 1 / CPU_SCALE
+        gateway = local_gateway(Path(folder) / "state", cpu_scale=setting.cpu_scale)
+        cores, pipeline = 1 / setting.cpu_scale, setting.pipeline(Path(folder))
         deployment = DeploymentSettings(cpu_cores=cores / 3, ingress_cpu_cores=cores, ingress_concurrency=512)
-        with running_pipeline(gateway, deployment) as served, ReplayProcess(served.url, SEED) as sender:
-            run, topology = the_run(served.directory, profile), load_topology(served.directory)
+        with running_pipeline(gateway, deployment, pipeline) as served, ReplayProcess(served.url, SEED) as sender:
+            run, topology = the_run(setting, served.directory, profile), load_topology(served.directory)
             lone = run.texts[:SINGLES]
             tokens = routing_of(WholeModel(served.directory), lone)
-            bench = Bench(served.client, sender, topology, served.gateway.state, SECONDS, FULL)
+            bench = Bench(served.client, sender, topology, served.gateway.state, SECONDS, setting.full)
             for number, (policy, repeat) in enumerate(turns):
                 show(policy, number)
                 singles = send_singles(bench, lone, tokens) if number % SINGLES_EVERY == 0 else None
@@ -136,11 +168,11 @@ def load_looped(path: Path) -> list[LoopedRecord]:
     return records
 
 
-def simulate_all(records: Sequence[LoopedRecord], profile_path: Path | None) -> list[dict[str, Any]]:
+def simulate_all(setting: Setting, records: Sequence[LoopedRecord], profile_path: Path | None) -> list[dict[str, Any]]:
     """For each policy its outcomes, measured and simulated (the mean over ``SIMULATIONS`` draws for each record)."""
     with tempfile.TemporaryDirectory(prefix="smoe-fidelity-") as folder:
-        directory, _ = ensure_pipeline("minilm", Path(folder) / "pipelines")
-        run = the_run(directory, profile_path)
+        directory, _ = ensure_pipeline(setting.pipeline(Path(folder)), Path(folder) / "pipelines")
+        run = the_run(setting, directory, profile_path)
         profile = open_profile(run.profile, directory, this_machine())
         counts = routing_of(WholeModel(directory), run.texts)
         sets = [record.singles for record in records if record.singles is not None]
@@ -148,7 +180,7 @@ def simulate_all(records: Sequence[LoopedRecord], profile_path: Path | None) -> 
         for policy in dict.fromkeys(record.policy for record in records):
             one = contender(policy, WINDOW_S, 1)
             kept_runs = [record for record in records if record.policy == policy]
-            paced = [workload_of(directory, profile, run, counts[0], record, sets) for record in kept_runs]
+            paced = [workload_of(setting, directory, profile, run, counts[0], record, sets) for record in kept_runs]
             ours = [
                 simulated(run, one, directory, workload, np.array(record.sent_s), counts, SEED + draw)
                 for record, workload in zip(kept_runs, paced, strict=True)
@@ -167,17 +199,23 @@ def simulate_all(records: Sequence[LoopedRecord], profile_path: Path | None) -> 
 
 
 def workload_of(
-    directory: Path, profile: Profile, run: Run, tokens: np.ndarray, record: LoopedRecord, sets: Sequence[Singles]
+    setting: Setting,
+    directory: Path,
+    profile: Profile,
+    run: Run,
+    tokens: np.ndarray,
+    record: LoopedRecord,
+    sets: Sequence[Singles],
 ) -> Workload:
     """The pipeline on the profile's machine at the speed it had in the record. ``tokens`` [requests]."""
     front_s = float(np.mean([one.front_s for one in sets]))
     front_cpu_s = min(front_s, float(np.mean([one.front_cpu_s for one in sets])))
     workload = measured_workload(
-        directory, profile, tokens, slo_s=run.slo_s, cpu_scale=CPU_SCALE, space=SPACE, shared=True,
+        directory, profile, tokens, slo_s=run.slo_s, cpu_scale=run.cpu_scale, space=SPACE, shared=True,
         front_s=front_s - front_cpu_s, segment_configuration=run.segment,
     )  # fmt: skip
     assert workload.host is not None
-    paces, waits_s = zip(*(cpu_pace_of([one], workload, FULL) for one in sets), strict=True)
+    paces, waits_s = zip(*(cpu_pace_of([one], workload, setting.full) for one in sets), strict=True)
     by_clock = np.array(paces) / [one.clock_s for one in sets]
     host = replace(workload.host, pace=float(np.median(by_clock)) * record.clock_s, front_s=front_cpu_s)
     return replace(workload, host=host, request_s=workload.request_s + float(np.median(waits_s)))

@@ -25,3 +25,12 @@ def test_its_layers_are_the_default_pipelines_weight_for_weight(tmp_path: Path, 
     same = [node.id for node in short.nodes if node.kind == "expert"] + [one.id for one in short.segments[:LAYERS]]
     assert len(same) == 4 * LAYERS + LAYERS
     assert all(digests(short, name) == digests(whole, name) for name in same)
+
+
+def test_experts_of_the_papers_shape_are_whole_networks_and_take_text(tmp_path: Path) -> None:
+    made = CliRunner().invoke(main, [str(tmp_path / "paper"), "--paper-experts"], catch_exceptions=False)
+    assert made.exit_code == 0, made.output
+    manifest = load(tmp_path / "paper")
+    experts = [node for node in manifest.nodes if node.kind == "expert"]
+    assert (manifest.layers, len(experts)) == (LAYERS, 4 * LAYERS) and manifest.tokenizer is not None
+    assert {node.parameter_bytes for node in experts} == {4 * (2 * 768 * 3072 + 3072)}
