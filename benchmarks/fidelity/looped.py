@@ -74,7 +74,7 @@ class Setting:
 
 SETTINGS = {
     "minilm": Setting(0.012, 6.0, 1.0, 24),
-    "paper-experts": Setting(0.06, 4.0, 0.9, 60, paper_experts),
+    "paper-experts": Setting(0.06, 7.0, 0.85, 60, paper_experts),
 }
 """Load and target: the simulation has policies far apart, and on both sides of λ, at any pace from 0.85 to 1.
 
