@@ -55,7 +55,7 @@ class Setting:
     mean_rps: float
     slo_s: float
     max_words: int
-    """Of a text."""
+    """Most words of a text."""
     make: Callable[[Path], Manifest] | None = None
     """Puts the pipeline into a folder; None: the default one."""
 
