@@ -26,22 +26,13 @@ from typing import Any
 
 import click
 
-from benchmarks.guard.runs import OPPONENTS, POLICIES, RunSettings, run_world
+from benchmarks.guard.runs import OPPONENTS, POLICIES, RunSettings, row_of
 from benchmarks.guard.verdict import by_kind, guard_of, summed_up, worst
 from benchmarks.harness.options import AT_LEAST_1, benchmark
 from benchmarks.harness.report import print_result, print_table, progress
-from evaluation.comparison.errors import EvaluationError
 from evaluation.processes import run_tasks
 
 Row = dict[str, Any]
-
-
-def row_of(seed: int, settings: RunSettings) -> Row:
-    """:func:`benchmarks.guard.runs.run_world`, or why the world has no row."""
-    try:
-        return run_world(seed, settings)
-    except EvaluationError as error:
-        return {"seed": seed, "refused": str(error)}
 
 
 def stored_rows(out: Path | None) -> list[Row]:

@@ -19,6 +19,7 @@ from autoscaler.settings import ControllerSettings
 from benchmarks.guard.scrapes import ScrapedMetrics
 from benchmarks.guard.verdict import Outcome, without_numbers
 from benchmarks.guard.worlds import Prepared, prepared
+from evaluation.comparison.errors import EvaluationError
 from evaluation.comparison.learnt_files import published_actor
 from evaluation.comparison.policies import limits_of
 from rl.agent.doubts import ranges_of
@@ -64,6 +65,15 @@ def run_world(seed: int, settings: RunSettings) -> dict[str, Any]:
         "seed": seed, "world": asdict(drawn), "kinds": drawn.kinds, "slo_s": world.workload.slo_s,
         "start": asdict(world.start), "outcomes": outcomes,
     }  # fmt: skip
+
+
+def row_of(seed: int, settings: RunSettings) -> dict[str, Any]:
+    """:func:`run_world`, or why the world has no row. Here, since another process finds no function of a package's
+    ``__main__``."""
+    try:
+        return run_world(seed, settings)
+    except EvaluationError as error:
+        return {"seed": seed, "refused": str(error)}
 
 
 def outcome_of(world: Prepared, name: str, settings: RunSettings) -> Outcome:

@@ -9,7 +9,17 @@ import pytest
 
 from autoscaler.contract import Configuration, Cost, Decision, Observation, TickReport
 from autoscaler.policy.fallback import FallbackPolicy
-from benchmarks.guard.runs import AGAIN, CONSTANT, RunSettings, guards_reason, outcome, outcome_of, over, policy_for
+from benchmarks.guard.runs import (
+    AGAIN,
+    CONSTANT,
+    RunSettings,
+    guards_reason,
+    outcome,
+    outcome_of,
+    over,
+    policy_for,
+    row_of,
+)
 from benchmarks.guard.verdict import Outcome
 from benchmarks.guard.worlds import Prepared, prepared
 from simulation.engine.controlled import Step
@@ -92,3 +102,8 @@ def test_call_times_that_are_far_off_put_hpa_in_charge_of_a_learnt_policy(
     run = outcome_of(replace(world, workload=slow, breaks=None), "smoe", replace(SETTINGS, policy="smoe"))
     assert set(run.guarded) == {"calls take N times as long as planned, in the median of N experts"}
     assert run.share_guarded > 0.5
+
+
+def test_a_world_is_run_by_a_function_that_another_process_finds() -> None:
+    """Of a package that is run by its name, a new process does not load the main module."""
+    assert not row_of.__module__.endswith("__main__")
