@@ -14,8 +14,9 @@ One that comes back and misses λ again goes at once, and for longer each time. 
 first window in which nothing was answered, it may order more and not less.
 
 Who takes over may change replicas only, as HPA does. So the sizes that functions had before the chosen policy first
-decided about them come back with it: else it would keep for ever what was not to be trusted. They come alone, for
-whose room standbys have; from the next window on those of the chosen policy are asked for again.
+decided about them come back with it: else it would keep for ever what was not to be trusted. Meanwhile it was asked as
+if they had been there, and comes with the replicas that it would have by then. They come alone, for whose room standbys
+have; from the next window on those of the chosen policy are asked for again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from autoscaler.contract import Burst, Configuration, Memory, Observation, Policy, Proposal
+from autoscaler.contract import Burst, Configuration, Memory, NodeObservation, Observation, Policy, Proposal
 from autoscaler.state.targets import Targets
 
 UNSEEN = "requests were answered, and how fast is not known"
@@ -70,6 +71,8 @@ class FallbackMemory:
     """Requests per second of the last windows, the newest at the end."""
     sizes: Mapping[str, Configuration] = field(default_factory=dict)
     """Function → what it had when the chosen policy was first asked about it."""
+    alone: Mapping[str, Configuration] = field(default_factory=dict)
+    """Function → what it would have by now if the other policy had decided all along."""
 
 
 class FallbackPolicy:
@@ -87,22 +90,27 @@ class FallbackPolicy:
     def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal:
         before = memory if isinstance(memory, FallbackMemory) else FallbackMemory()
         proposal = self._chosen.propose(observation, now_s, before.chosen)
-        instead = self._other.propose(observation, now_s, before.other)
         present = _present(observation, proposal.reasons)
+        sizes, alone = {**present, **before.sizes}, {**present, **before.alone}
+        instead = self._other.propose(observation if before.why else _as_with(alone, observation), now_s, before.other)
+        alone = {name: instead.desired.get(name, present[name] if before.why else one) for name, one in alone.items()}
         after = replace(
             _judged(before, observation, proposal, self._settings),
             chosen=proposal.memory,
             other=instead.memory,
-            sizes={**present, **before.sizes},
+            sizes=sizes,
+            alone=alone,
         )
         if not after.why:
             kept = _without_less(proposal.desired, present) if _is_glimpse(before, observation, proposal) else {}
             return replace(proposal, desired={**proposal.desired, **kept}, memory=after)
         why = f"{self._other.name} instead of {self.name}: {after.why}"
         reasons = {function: f"{reason} ({why})" for function, reason in instead.reasons.items()}
-        sized = _sized(instead.desired, present, after.sizes)
-        if before.why:
-            sized |= _with_standbys({**present, **sized}, instead.desired, proposal.desired)
+        if not before.why:
+            taken_over = {**instead.desired, **{name: alone[name] for name in present}}
+            return Proposal(_sized(taken_over, present, sizes), reasons, after, by=self._other.name)
+        sized = _sized(instead.desired, present, sizes)
+        sized |= _with_standbys({**present, **sized}, instead.desired, proposal.desired)
         return Proposal(sized, reasons, after, by=self._other.name)
 
 
@@ -113,6 +121,30 @@ def _present(observation: Observation, functions: Collection[str]) -> dict[str, 
         for node in observation.nodes
         if node.configuration is not None and node.function in functions
     }
+
+
+def _as_with(alone: Mapping[str, Configuration], observation: Observation) -> Observation:
+    """``observation`` about as it would be with ``alone`` instead of what there is. A metric of the chosen policy's
+    sizes is none of replicas in others: HPA would ask for as many of the large ones as it has small ones."""
+    return replace(observation, nodes=tuple(_seen_with(alone.get(node.function), node) for node in observation.nodes))
+
+
+def _seen_with(then: Configuration | None, node: NodeObservation) -> NodeObservation:
+    """``node`` with the same work on ``then``: a call's time goes by cores; from cores to GPU and back, their use is
+    not known and the time stays."""
+    now, ready = node.configuration, node.ready_replicas
+    if now is None or then is None or ready is None or now == then:
+        return node
+    on_cores = bool(now.cpu_cores and then.cpu_cores)
+    times = now.cpu_cores / then.cpu_cores if on_cores else 1.0
+    use, in_flight = node.cpu_utilisation, node.in_flight
+    return node._replace(
+        configuration=then,
+        ready_replicas=then.replicas,
+        measured_replicas=then.replicas,
+        cpu_utilisation=None if use is None or not on_cores else use * times * ready / max(1, then.replicas),
+        in_flight=None if in_flight is None else in_flight * times,
+    )
 
 
 def _sized(

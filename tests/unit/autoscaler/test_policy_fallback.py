@@ -9,6 +9,7 @@ import pytest
 
 from autoscaler.contract import Burst, Configuration, Observation, Proposal
 from autoscaler.policy.fallback import FallbackPolicy, FallbackSettings, wants_less
+from autoscaler.policy.hpa import HpaPolicy
 from autoscaler.state.targets import Targets
 from tests.unit.autoscaler.builders import NOW_S, configuration, observation
 
@@ -122,10 +123,52 @@ def test_the_sizes_from_before_the_policys_first_decision_come_back_with_hpa(hpa
     assert first.desired == {FUNCTION: small} and first.by == ""
     second = watched.propose(decided, NOW_S, first.memory)
     assert second.by == "hpa"
-    assert second.desired == {FUNCTION: replace(deployed, replicas=5 if hpa_desires else 2)}
+    assert second.desired == {FUNCTION: replace(deployed, replicas=5 if hpa_desires else 3)}
     back = observation({"expert-0-0": {"configuration": second.desired[FUNCTION]}}, latency_p95_s=0.05)
     third = watched.propose(back, NOW_S, second.memory)
     assert third.by == "hpa" and third.desired == ({FUNCTION: replace(deployed, replicas=5)} if hpa_desires else {})
+
+
+def test_hpa_is_asked_as_if_the_sizes_had_stayed_that_come_back_with_it() -> None:
+    """Three small replicas at 0.6 of a core each are 1.8 cores: 0.9 of one replica of two cores, 0.45 of two."""
+    deployed, small = configuration(1, cpu_cores=2.0), configuration(3, cpu_cores=1.0)
+    watched = FallbackPolicy(Fixed("learnt", small), HpaPolicy(), FallbackSettings(Targets(SLO_S), windows=1))
+    memory: object = None
+    for now, use, p95_s in ((deployed, 0.5, 0.05), (small, 0.6, 0.05), (small, 0.6, 0.2)):
+        node = {"configuration": now, "ready_replicas": now.replicas, "measured_replicas": now.replicas}
+        row = {**node, "cpu_utilisation": use, "in_flight": 2.0, "waiting": 0.0}
+        proposal = watched.propose(observation({"expert-0-0": row}, latency_p95_s=p95_s), NOW_S, memory)
+        memory = proposal.memory
+    assert proposal.by == "hpa"
+    assert proposal.desired[FUNCTION] == deployed.with_replicas(2)
+    assert "cpu 45% (target 80%) asks for 2" in proposal.reasons[FUNCTION]
+
+
+@pytest.mark.parametrize("gpu_share", [0.0, 0.2], ids=["from cores", "from a GPU"])
+def test_calls_take_longer_on_fewer_cores_and_the_use_of_cores_is_not_known_of_a_gpu(gpu_share: float) -> None:
+    deployed = configuration(1, cpu_cores=4.0)
+    other = configuration(2, cpu_cores=0.0 if gpu_share else 1.0, gpu_share=gpu_share)
+    hpa = Watching("hpa", deployed)
+    watched = FallbackPolicy(Fixed("learnt", other), hpa, FallbackSettings(Targets(SLO_S)))
+    memory: object = None
+    for now in (deployed, other):
+        row = {"configuration": now, "ready_replicas": now.replicas, "cpu_utilisation": 0.4, "in_flight": 3.0}
+        memory = watched.propose(observation({"expert-0-0": row}, latency_p95_s=0.05), NOW_S, memory).memory
+    seen = hpa.seen[-1].node("expert-0-0")
+    assert seen is not None and seen.configuration == deployed and seen.ready_replicas == 1
+    assert seen.cpu_utilisation == (None if gpu_share else pytest.approx(0.2))
+    assert seen.in_flight == (3.0 if gpu_share else 0.75)
+
+
+@dataclass
+class Watching(Fixed):
+    """Keeps what it was shown."""
+
+    seen: list[Observation] = field(default_factory=list)
+
+    def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
+        self.seen.append(observation)
+        return super().propose(observation, now_s, memory)
 
 
 @dataclass
