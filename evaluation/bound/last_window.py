@@ -107,16 +107,20 @@ class LastWindowPolicy:
         room: Resources | None,
         least: float = 0.0,
         times: float = 1.0,
+        most_s: Callable[[float, float], float] | None = None,
     ) -> Plan:
         """The optimum for ``load_factor`` (of an expert's node id) times the calls of the observed window, within
         ``headroom`` of what λ leaves the experts and, where there are walls, within ``room``. At least the part
         ``least`` of λ is left to the experts, however long segments take. ``times``: how many times as long as by the
-        latency model their calls take."""
+        latency model their calls take. ``most_s``: from mean seconds of the experts in what there is now, by the
+        queueing model, and seconds outside of them to the most that a plan may take, whatever the budget."""
         physics = self._physics
         functions = tuple(node.function for layer in physics.layers for node in layer)
         tables: list[list[ExpertTable]] = []
+        present_s = 0.0
         for layer, nodes in zip(physics.experts, physics.layers, strict=True):
             tables.append([])
+            slowest_s = 0.0
             for rows, node in zip(layer, nodes, strict=True):
                 node_observation = observation.node(node.id)
                 load = None if node_observation is None else _load(node_observation)
@@ -127,8 +131,12 @@ class LastWindowPolicy:
                 calls, alone_s = load[0] * load_factor(node.id), times * _alone_s(rows, load[1])
                 window_s, meter = observation.window_s, self.settings.meter
                 tables[-1].append(expert_table(physics, rows, calls, alone_s, memory, window_s, meter))
-        slo_s = physics.workload.slo_s
-        budget_s = headroom * max(least * slo_s, slo_s - self._outside_s(observation))
+                slowest_s = max(slowest_s, self._present_s(tables[-1][-1], node_observation.configuration))
+            present_s += slowest_s
+        slo_s, outside_s = physics.workload.slo_s, self._outside_s(observation)
+        budget_s = headroom * max(least * slo_s, slo_s - outside_s)
+        if most_s is not None and np.isfinite(present_s):
+            budget_s = min(budget_s, most_s(present_s, outside_s))
         return self._planned(Problem(tables, physics.space_arrays, room), budget_s, functions, observation.window_s)
 
     def _planned(self, problem: Problem, budget_s: float, functions: tuple[str, ...], window_s: float) -> Plan:
@@ -151,6 +159,17 @@ class LastWindowPolicy:
             return {function: (space[one[0]], 3600 * one[1] / window_s) for function, one in others.items() if one}
 
         return Plan(functions, desired, reason, compare)
+
+    def _present_s(self, table: ExpertTable, now: Configuration | None) -> float:
+        """Mean seconds of an expert in the sizes that it has ``now``, with as many replicas as serve the load at least;
+        infinite where that is not known."""
+        if now is None:
+            return np.inf
+        arrays = self._physics.space_arrays
+        row = np.argmin(np.abs(arrays.cpu_cores - now.cpu_cores) + np.abs(arrays.gpu_share - now.gpu_share))
+        seconds = table.latency_s[row, np.searchsorted(arrays.replicas, now.replicas) :].min(axis=1)
+        serving = seconds[np.isfinite(seconds)]
+        return float(serving[0]) if serving.size else np.inf
 
     def _outside_s(self, observation: Observation) -> float:
         """Mean seconds outside of experts: measured at the segments, by the queueing model where they were not."""

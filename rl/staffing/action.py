@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,6 +102,7 @@ class Staffing:
         experts = workload.experts
         self._place = {node.id: place for place, node in enumerate(experts)}
         self._functions = [node.function for node in experts]
+        self._slo_s = workload.slo_s
         self._fewest_calls = workload.space.concurrency_min
         self._batches = workload.topology.generates
         """A decoder's workers compute calls of several instances as one product: they need more than one at a time."""
@@ -126,9 +128,11 @@ class Staffing:
         """
         values = {axis.name: axis.value(actions[:, place]) for place, axis in enumerate(AXES)}
         load = values["load"]
-        budget = correction.budget * float(values["budget"].mean())
-        times = correction.times
-        plan = self._planner.plan(observation, budget, lambda node: float(load[self._place[node]]), room, LEAST, times)
+        budget = float(values["budget"].mean())
+        plan = self._planner.plan(
+            observation, budget, lambda node: float(load[self._place[node]]), room, LEAST, correction.times,
+            partial(correction.most_s, self._slo_s),
+        )  # fmt: skip
         if not plan.desired:
             return plan
         planned = [plan.desired[function] for function in self._functions]

@@ -14,9 +14,11 @@ from simulation.workloads.workload import Workload
 
 MOST = 4.0
 """Call times are corrected by so much at most, either way."""
-LEAST_BUDGET, TIGHTER, ROOMY, LOOSER = 0.3, (0.6, 0.9), 0.7, 1.03
-"""After a window over λ the budget shrinks by λ over its P95, within these, to a third at least; after one whose P95 is
-below this part of λ it grows by so much."""
+SAFE, RECENT = 0.8, 28
+"""A plan may be so slow that P95 comes to this part of λ, by the worst of so many windows."""
+QUICKER, LEAST_EXPERTS = 0.6, 0.2
+"""After a window over λ a plan takes this part of what there is at least; experts are taken for this part of P95 at
+least."""
 LEAST_SEEN = 0.8
 """Part of the tokens that requests brought below which the experts of most layers do not show all of them."""
 FEWEST_REQUESTS = 40
@@ -26,11 +28,11 @@ FEWEST_REQUESTS = 40
 @dataclass(frozen=True)
 class Correction:
     """What the plan is corrected by. ``times``: how many times their planned seconds calls take, as far as they were
-    measured; ``budget``: part of the planned budget, as far as λ was missed with more."""
+    measured; ``late``: P95 over λ of the last windows, the newest at the end."""
 
     times: float = 1.0
-    budget: float = 1.0
     measured: bool = False
+    late: tuple[float, ...] = ()
 
     @staticmethod
     def of(memory: Memory) -> Correction:
@@ -43,13 +45,20 @@ class Correction:
             return self
         now = call_times(workload, observation)
         times = self.times if now is None else math.sqrt(self.times * now) if self.measured else now
-        budget, p95_s = self.budget, observation.latency_p95_s
-        if p95_s is not None and p95_s > workload.slo_s:
-            budget *= min(max(workload.slo_s / p95_s, TIGHTER[0]), TIGHTER[1])
-        elif p95_s is not None and p95_s < ROOMY * workload.slo_s:
-            budget *= LOOSER
-        within = min(max(times, 1 / MOST), MOST)
-        return Correction(within, min(max(budget, LEAST_BUDGET), 1.0), self.measured or now is not None)
+        p95_s = observation.latency_p95_s
+        late = self.late if p95_s is None else (*self.late, p95_s / workload.slo_s)[-RECENT:]
+        return Correction(min(max(times, 1 / MOST), MOST), self.measured or now is not None, late)
+
+    def most_s(self, slo_s: float, present_s: float, outside_s: float) -> float:
+        """The most mean seconds that experts may take, which take ``present_s`` now, by the same model: of P95 what is
+        over the seconds ``outside_s`` of them grows in proportion. No fewer than now where the last window kept λ."""
+        if not self.late:
+            return math.inf
+        missed = self.late[-1] > 1.0
+        late = self.late[-1] if missed else max(self.late)
+        experts = max(late - outside_s / slo_s, LEAST_EXPERTS * late)
+        times = 1.0 + (SAFE - late) / experts
+        return present_s * max(times, QUICKER if missed else 1.0)
 
 
 NONE = Correction()

@@ -12,7 +12,7 @@ from autoscaler.contract import Configuration, Observation
 from benchmarks.guard.worlds import OffProfile
 from evaluation.bound.last_window import LastWindowPolicy
 from rl.episodes.sizes import resized
-from rl.staffing.checks import LEAST_BUDGET, LOOSER, Correction, call_times, tokens_seen
+from rl.staffing.checks import RECENT, Correction, call_times, tokens_seen
 from rl.staffing.hours import encoder_of
 from rl.staffing.policy import RuleSettings, StaffingRule
 from simulation.engine.metrics import SimulatedMetrics
@@ -67,17 +67,31 @@ def test_call_times_are_taken_over_at_once_and_then_by_their_mean() -> None:
     assert Correction().after(WORKLOAD, observed(20.0)).times == 4.0
 
 
-@pytest.mark.parametrize(("p95_s", "part"), [(1.25, 0.8), (1.01, 0.9), (9.0, 0.6), (0.9, 1.0)])
-def test_a_missed_window_tightens_the_budget_by_as_much_as_it_missed(p95_s: float, part: float) -> None:
-    assert Correction().after(WORKLOAD, replace(observed(), latency_p95_s=p95_s)).budget == pytest.approx(part)
+def most(*p95_s: float, outside_s: float = 0.1) -> float:
+    """Of a plan after windows with these P95s and an SLO of 1 s, over what there is."""
+    correction = Correction()
+    for one in p95_s:
+        correction = correction.after(WORKLOAD, replace(observed(), latency_p95_s=one))
+    return correction.most_s(1.0, 2.0, outside_s) / 2.0
 
 
-def test_the_budget_never_falls_below_a_third_and_comes_back_slowly() -> None:
-    one = Correction()
-    for _ in range(9):
-        one = one.after(WORKLOAD, replace(observed(), latency_p95_s=3.0))
-    assert one.budget == LEAST_BUDGET
-    assert one.after(WORKLOAD, replace(observed(), latency_p95_s=0.5)).budget == pytest.approx(LOOSER * LEAST_BUDGET)
+def test_a_plan_may_be_slower_by_what_the_window_leaves_of_the_slo() -> None:
+    assert most(0.5) == pytest.approx(1.75), "0.4 s are of the experts, and 0.7 would make 0.8 s"
+    assert most(0.5, outside_s=0.3) == pytest.approx(2.5)
+    assert most(0.5, outside_s=0.6) == pytest.approx(4.0), "a fifth of P95 at least is theirs"
+    assert most() == np.inf
+
+
+def test_the_worst_window_counts_for_28_windows() -> None:
+    worst = [0.7, *[0.5] * (RECENT - 1)]
+    assert most(*worst) == pytest.approx(1 + 0.1 / 0.6)
+    assert most(*worst, 0.5) == pytest.approx(1.75)
+
+
+@pytest.mark.parametrize(("p95_s", "part"), [(0.95, 1.0), (1.0, 1.0), (1.1, 0.7), (1.3, 0.6), (9.0, 0.6)])
+def test_a_plan_has_to_be_quicker_only_after_a_missed_window(p95_s: float, part: float) -> None:
+    assert most(p95_s) == pytest.approx(part, abs=1 / 1200)
+    assert most(p95_s, 0.5) == 1.0, "and is no slower soon after"
 
 
 def test_a_stale_window_corrects_nothing() -> None:
@@ -112,3 +126,25 @@ def cores(workload: Workload, times: float) -> float:
 def test_a_plan_for_longer_calls_takes_more() -> None:
     tight = replace(WORKLOAD, slo_s=0.3, space=replace(WORKLOAD.space, gpu_shares=()))
     assert cores(tight, 2.0) > cores(tight, 1.0)
+
+
+def test_a_plan_is_no_slower_than_the_window_allows() -> None:
+    """``START`` has four cores each, of which so far-off an SLO needs one."""
+    loose = replace(WORKLOAD, slo_s=5.0, space=replace(WORKLOAD.space, gpu_shares=()))
+    planner, seen = LastWindowPolicy(loose), list[float]()
+
+    def cores_within(times: float) -> float:
+        def most_s(present_s: float, outside_s: float) -> float:
+            seen.append(present_s)
+            return times * present_s
+
+        plan = planner.plan(observed(), 0.8, lambda _: 1.0, None, most_s=most_s)
+        return sum(one.cpu_cores for one in plan.desired.values()) / 6
+
+    assert cores_within(100.0) == 1.0 < cores_within(2.0) < cores_within(1.01)
+    latest = observed()
+    measured_s = sum(
+        max(node.latency_mean_s or 0.0 for node in latest.nodes if node.node.startswith(f"expert-{layer}-"))
+        for layer in range(2)
+    )
+    assert seen[0] == pytest.approx(measured_s, rel=0.15)
