@@ -4,6 +4,7 @@ commands whose ``--help`` shows the options that matter most.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import tomllib
 from collections.abc import Mapping
@@ -62,6 +63,19 @@ class LazyGroup(click.Group):
             message = f"smoe {cmd_name} needs {error.name}, which is not installed; say: pip install 'smoe[rl]'"
             raise click.UsageError(message) from error
         return folded(command, entry.essential, entry.sections) if entry.essential else command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does; for a name that is not there, with those that are spelt nearly so."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = difflib.get_close_matches(args[0], [*self._lazy, *self._aliases])
+            if not near or self.get_command(ctx, args[0]) is not None:
+                raise
+            error.message += f" (Did you mean {' or '.join(map(repr, near))}?)"
+            raise
 
     def _follow(self, ctx: click.Context, path: tuple[str, ...]) -> click.Command | None:
         command: click.Command | None = self

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
@@ -312,6 +313,9 @@ def _print_summary(summary: dict[str, Any], out: Path) -> None:
         table.add_row("not ok", ", ".join(f"{count} {kind}" for kind, count in others.items()))
     if others.get("rejected"):
         table.add_row("rejected", "429: more calls at once than the function takes (smoe up --ingress-concurrency)")
+    if others.get("timeout"):
+        load = f"load {os.getloadavg()[0]:.1f} on {len(os.sched_getaffinity(0))} cores"
+        table.add_row("timeout", f"no answer in --timeout-s: send less (--max-rps), or free this machine ({load})")
     for name, key in (("latency", "latency_s"), ("since due", "from_schedule_s"), ("client late", "lateness_s")):
         numbers = summary[key]
         if numbers:

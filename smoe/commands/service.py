@@ -211,8 +211,9 @@ def invoke(
         request |= {option: value for option, value in sampling.items() if value is not None}
         response = client.invoke(name, json.dumps(request).encode(), "application/json", timeout_s)
     if response.status_code >= 400:
+        hint = "; smoe status lists what is there" if response.status_code == 404 else ""
         raise GatewayRefusedError(
-            f"{name} answered {response.status_code}: {response.text[:500]}", response.status_code
+            f"{name} answered {response.status_code}: {response.text[:500].strip()}{hint}", response.status_code
         )
     if as_json:
         click.echo(response.text)

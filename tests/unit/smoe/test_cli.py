@@ -27,6 +27,16 @@ def test_every_command_has_a_help_page_worth_reading(name: str) -> None:
     assert len(result.output.splitlines()) > 4
 
 
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [(["invok"], "'invoke'"), (["lab", "evalute"], "'evaluate'"), (["trian"], "'train'"), (["xyzzy"], "")],
+)
+def test_a_command_that_is_spelt_nearly_right_is_suggested(words: list[str], meant: str) -> None:
+    result = CliRunner().invoke(cli, words)
+    assert result.exit_code == 2 and f"No such command '{words[-1]}'" in result.output
+    assert (f"(Did you mean {meant}" in result.output) if meant else "Did you mean" not in result.output
+
+
 def test_a_missing_optional_package_is_named_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     group = LazyGroup(lazy={"simulate": LazyCommand("optuna", "nothing", "-")})

@@ -149,7 +149,12 @@ def test_a_replay_against_nobody_is_refused_before_it_begins(tmp_path: Path) -> 
     assert not (tmp_path / "out").exists()
 
 
-def test_people_get_a_row_for_each_number_that_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+def test_people_get_a_row_for_each_number_that_is_known(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (17.24, 3.0, 2.0))
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {0, 5})
+    monkeypatch.setenv("COLUMNS", "120")
     quantiles = {"p50": 0.01, "p95": 0.02, "p99": 0.03}
     summary = {
         "complete": False, "requests": 9, "planned": 12, "failed": 1, "outcomes": {"ok": 8, "timeout": 1},
@@ -158,11 +163,12 @@ def test_people_get_a_row_for_each_number_that_is_known(capsys: pytest.CaptureFi
     }  # fmt: skip
     _print_summary(summary, Path("out"))
     rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert rows[:5] == [
+    assert rows[:6] == [
         "requests 9 of 12 (stopped early), 1 failed",
         "not ok 1 timeout",
-        "latency P50 10.0 ms, P95 20.0 ms, P99 30.0 ms",
-        "client late P50 10.0 ms, P95 20.0 ms, P99 30.0 ms",
+        "timeout no answer in --timeout-s: send less (--max-rps), or free this machine (load 17.2 on 2 cores)",
+        "latency P50 10 ms, P95 20 ms, P99 30 ms",
+        "client late P50 10 ms, P95 20 ms, P99 30 ms",
         "within SLO 87.5% of requests in 250 ms",
     ]
 
