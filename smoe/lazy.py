@@ -74,8 +74,8 @@ class LazyGroup(click.Group):
             near = difflib.get_close_matches(args[0], [*self._lazy, *self._aliases])
             if not near or self.get_command(ctx, args[0]) is not None:
                 raise
-            error.message += f" (Did you mean {' or '.join(map(repr, near))}?)"
-            raise
+            text = f"{error.message} (Did you mean {' or '.join(map(repr, near))}?)"
+            raise click.UsageError(text, ctx) from error
 
     def _follow(self, ctx: click.Context, path: tuple[str, ...]) -> click.Command | None:
         command: click.Command | None = self

@@ -187,7 +187,8 @@ def show(console: Console, summaries: list[dict[str, Any]], left_out: Mapping[st
     if narrow:
         table.box, table.show_edge, table.collapse_padding = box.SIMPLE_HEAD, False, True
     for place in shown:
-        table.add_column(HEAD[place], justify="left" if place < 2 else "right", no_wrap=place < 2, overflow="fold")
+        head = HEAD[place].replace(" ", "\n") if narrow else HEAD[place]  # else words break where columns are levelled
+        table.add_column(head, justify="left" if place < 2 else "right", no_wrap=place < 2, overflow="fold")
     for row in table_rows:
         row_cells = cells(row)
         table.add_row(*(without_interval(row_cells[place]) if narrow else row_cells[place] for place in shown))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 import pytest
@@ -25,6 +26,8 @@ def test_names_and_values_are_whole_and_intervals_stand_where_there_is_room(
     console = Console(width=width, file=io.StringIO(), record=True)
     evaluate.show(console, [], {})
     text = console.export_text()
+    heads = ("pattern", "policy", "runs", "provisioned", "busy", "SLO", "windows", "mean", "excess")
+    assert all(re.search(rf"\b{head}\b", text) for head in heads), text
     assert "serverlessmoe" in text and "12.3 %" in text and "…" not in text
     assert ("(5.0–25.0)" in text) == intervals == ("decision P99" in text)
 
