@@ -77,7 +77,7 @@ def train(
     console = Console(stderr=True)
     # simulated for minutes before anything is learnt, the first time
     console.print(f"choosing hours to validate on, in which some configuration keeps the SLO (kept in {out / 'cache'})")
-    run = Run(settings, out, traces, log)
+    run = Run(settings, out, traces, log, lambda name, clips: console.print(f"{name}: {clips} hours"))
     for note in run.validator.notes():
         console.print(note)
     with interruptible(console) as stop, Display(console, settings.windows, minutes, run) as display:

@@ -69,10 +69,15 @@ class Run:
     """A run in the folder ``out``. Raises TrainingError for a folder that holds another run."""
 
     def __init__(
-        self, settings: TrainingSettings, out: Path, data: Path | None = None, log: Path | None = None
+        self,
+        settings: TrainingSettings,
+        out: Path,
+        data: Path | None = None,
+        log: Path | None = None,
+        on_workload: Callable[[str, int], object] = lambda workload, clips: None,
     ) -> None:
-        """``log``: of a controller; its windows are in the replay before anything is simulated. Raises TrainingError,
-        LogError."""
+        """``log``: of a controller; its windows are in the replay before anything is simulated. ``on_workload`` hears
+        of each workload's number of validation clips. Raises TrainingError, LogError."""
         self.settings, self.out, self.data = settings, out, data
         self.logged = None if log is None else online.read(log)
         out.mkdir(parents=True, exist_ok=True)
@@ -80,7 +85,7 @@ class Run:
         self._claim()
         self.progress, self.agent = self._begin()
         self.agent.set_logger(Logger(None, [TensorBoardOutputFormat(str(out / "tensorboard"))]))
-        self.validator = Validator(settings, out / "cache", data)
+        self.validator = Validator(settings, out / "cache", data, on_workload)
         self.rounds = Rounds(settings, self.agent, data, self.validator.trained)
 
     def _claim(self) -> None:

@@ -103,16 +103,27 @@ class Validation:
 class Validator:
     """The clips of a run; starts and bounds are searched once and kept in ``cache``."""
 
-    def __init__(self, settings: TrainingSettings, cache: Path, data: Path | None = None) -> None:
-        """Raises TrainingError where there are no clips to judge on."""
+    def __init__(
+        self,
+        settings: TrainingSettings,
+        cache: Path,
+        data: Path | None = None,
+        on_workload: Callable[[str, int], object] = lambda workload, clips: None,
+    ) -> None:
+        """``on_workload`` hears of each workload how many clips were chosen, which takes a while. Raises TrainingError
+        where there are no clips to judge on."""
         self.settings, self.cache, self.data = settings, cache, data
         self._kinds = {kind.name: kind for kind in settings.judged}
         self._works: dict[Clip, Work] = {}
         self.left_out: dict[str, list[str]] = {}
         """Workload → patterns, with their rates where there are several, of which no clip was found in which any
         configuration keeps λ."""
-        chosen = {kind.name: self._clips_of(kind) for kind in self._kinds.values()}
-        self.clips = {name: clips for name, clips in chosen.items() if clips}
+        self.clips: dict[str, list[Clip]] = {}
+        for kind in self._kinds.values():
+            clips = self._clips_of(kind)
+            on_workload(kind.name, len(clips))
+            if clips:
+                self.clips[kind.name] = clips
         if not self.clips:
             raise TrainingError(f"{self.notes()[-1]}; nothing is left to validate on")
 

@@ -57,6 +57,13 @@ def test_without_public_traces_validation_is_of_arrivals_that_training_never_see
     assert note.startswith("no public traces here: training and validation hours are both synthetic")
 
 
+def test_each_workload_is_heard_of_when_its_clips_are_chosen(tmp_path: Path, unserved: set[tuple[str, str]]) -> None:
+    unserved |= {("gpt2-4", pattern) for pattern in REPLAYED_PATTERNS}
+    heard: list[tuple[str, int]] = []
+    validator = Validator(BOTH, tmp_path, NO_TRACES, lambda workload, clips: heard.append((workload, clips)))
+    assert heard == [("bert-4", len(validator.clips["bert-4"])), ("gpt2-4", 0)]
+
+
 def test_with_public_traces_there_is_nothing_to_note(
     tmp_path: Path, unserved: set[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
