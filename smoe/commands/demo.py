@@ -209,7 +209,8 @@ def _metrics(settings: RunSettings, url: str, console: Console) -> Iterator[str 
     with ExitStack() as stack:
         if settings.prometheus:
             try:
-                read = stack.enter_context(prometheus(url, settings.state, settings.interval_s))
+                with console.status("starting a Prometheus"):
+                    read = stack.enter_context(prometheus(url, settings.state, settings.interval_s))
             except SmoeError as error:
                 why = str(error)
         where = f"a Prometheus, scraped {SCRAPES_A_WINDOW} times a window" if read else f"the targets themselves: {why}"

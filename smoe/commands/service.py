@@ -81,10 +81,11 @@ def up(
 ) -> None:
     """Start the embedded gateway and deploy PIPELINE on it (a preset such as minilm, or a pipeline folder)."""
     settings = lifecycle.GatewaySettings(state, host, port, metrics_port, cpu_scale, nodes, standbys)
-    directory, manifest = ensure_pipeline(pipeline, settings.pipelines)
+    console = Console(stderr=True)
+    with console.status(f"looking at {pipeline}"):
+        directory, manifest = ensure_pipeline(pipeline, settings.pipelines)
     _check_takes_texts(manifest, directory)
     check_schedule(manifest, options)
-    console = Console(stderr=True)
     with console.status("starting the gateway"):
         process = lifecycle.start_gateway(settings, detach=not foreground)
     try:
@@ -127,7 +128,8 @@ def _introduce(client: GatewayClient, manifest: Manifest, state: Path, of_state:
 @state_option
 def down(state: Path) -> None:
     """Drain and stop the gateway and every function."""
-    pid, drained = lifecycle.stop_gateway(state)
+    with Console(stderr=True).status("draining"):
+        pid, drained = lifecycle.stop_gateway(state)
     if not drained:
         raise click.ClickException(f"the gateway (process {pid}) of {state} did not end in time and was killed")
     click.echo(f"stopped the gateway (process {pid}) of {state}")
