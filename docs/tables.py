@@ -64,6 +64,7 @@ POLICIES = {
     "elasticmoe": "autoscaler.policy.token_load:TokenLoadSettings",
     "elasticmoe-class": "autoscaler.policy.token_load:LoadClass",
     "janus": "autoscaler.policy.janus:JanusSettings",
+    "janus-decoder": "autoscaler.policy.janus_decoder:JanusDecoderSettings",
     "attainment": "autoscaler.policy.attainment:AttainmentSettings",
     "last-window": "evaluation.bound.last_window:MakingSettings",
     "smoe": "rl.agent.policy:MakingSettings",

@@ -33,15 +33,15 @@ from typing import Annotated
 from pydantic import Field
 
 from autoscaler.checked import Checked, FromOne, Positive, PositiveShare, Share
-from autoscaler.contract import Configuration, Memory, NodeKind, NodeObservation, Observation, Proposal
+from autoscaler.contract import Configuration, Memory, NodeKind, NodeObservation, Observation, Policy, Proposal
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making
+from autoscaler.policy.janus_decoder import make as make_for_decoder
 from autoscaler.policy.janus_search import Action, Bounds, Plan, Present, Scaling
 from autoscaler.policy.performance import Load, PassModel, alone_seconds
-from autoscaler.policy.rows import by_function, total
+from autoscaler.policy.rows import MODULES, by_function, total
 from autoscaler.prices import PriceSheet, load_prices
 
-MODULES: frozenset[NodeKind] = frozenset(("segment", "expert"))
 FIRST_TAIL = 1.5
 """P95 over the mean of a pass before any was measured."""
 
@@ -274,8 +274,10 @@ def _owned(rows: Mapping[str, Sequence[NodeObservation]]) -> list[list[str]]:
     return [layers[layer] for layer in sorted(layers)]
 
 
-def make(making: Making) -> JanusPolicy:
-    """``--policy janus``. Raises SettingsError without an SLO."""
+def make(making: Making) -> Policy:
+    """``--policy janus``. Raises SettingsError without the target that it plans for."""
+    if making.topology.generates:
+        return make_for_decoder(making)
     if making.settings.slo_s is None:
         raise SettingsError("slo_s is None; the policy janus plans for an SLO (--slo-ms)")
     given = {"slo_s": making.settings.slo_s, "kinds": making.kinds & MODULES, **making.bounds}

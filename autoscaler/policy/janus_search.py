@@ -13,13 +13,22 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
-
-from autoscaler.policy.performance import PassModel
+from typing import Literal, Protocol
 
 Scaling = Literal["stages", "modules", "model"]
 NEARLY = 1.05
 """Where no action meets the SLO, predictions up to this many times the fastest count as fast as it."""
+
+
+class Model(Protocol):
+    """What a pass takes: :class:`autoscaler.policy.performance.PassModel`, and a decoder's
+    :class:`autoscaler.policy.iterations.Iteration`."""
+
+    def seconds(self, function: str, replicas: int) -> float: ...
+
+    def attention_s(self, replicas: Mapping[str, int]) -> float: ...
+
+    def experts_s(self, replicas: Mapping[str, int]) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -112,7 +121,7 @@ class Plan:
     """
 
     def __init__(
-        self, model: PassModel, tail: float, present: Present, bounds: Bounds, scaling: Scaling, *, fixed: bool
+        self, model: Model, tail: float, present: Present, bounds: Bounds, scaling: Scaling, *, fixed: bool
     ) -> None:
         self._model = model
         self._tail = tail

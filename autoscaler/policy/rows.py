@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from autoscaler.contract import NodeKind, NodeObservation, Observation
 
 EVERY_KIND: frozenset[NodeKind] = frozenset(("segment", "expert", "ingress"))
+MODULES: frozenset[NodeKind] = frozenset(("segment", "expert"))
 
 
 def by_function(observation: Observation, kinds: Collection[NodeKind]) -> dict[str, list[NodeObservation]]:

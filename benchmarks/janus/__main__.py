@@ -32,7 +32,8 @@ import numpy as np
 
 from autoscaler.contract import Memory, Observation, Policy, Proposal
 from autoscaler.policy.hpa import HpaPolicy, HpaSettings
-from autoscaler.policy.janus import MODULES, JanusPolicy, JanusSettings
+from autoscaler.policy.janus import JanusPolicy, JanusSettings
+from autoscaler.policy.rows import MODULES
 from autoscaler.policy.static import StaticPolicy
 from benchmarks.harness.options import benchmark, listed, out_option, workload_option
 from benchmarks.harness.report import picture, print_result, print_table, write_csv

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -96,10 +97,10 @@ def texts_of(directory: Path) -> dict[str, str]:
 
 
 @contextmanager
-def reading(running: RunningPipeline) -> Iterator[Readers]:
+def reading(running: RunningPipeline, count: int = READERS) -> Iterator[Readers]:
     client = openai.OpenAI(base_url=f"{running.client.url}/v1", api_key="none", max_retries=0, timeout=300)
     readers = Readers(client, texts_of(running.directory))
-    threads = [threading.Thread(target=readers.go, args=(number,)) for number in range(READERS)]
+    threads = [threading.Thread(target=readers.go, args=(number,)) for number in range(count)]
     for thread in threads:
         thread.start()
     try:
@@ -218,6 +219,40 @@ def test_experts_are_scaled_apart_from_instances(running: RunningPipeline) -> No
         report = ticks_until(controller, lambda report: 2 in ready(report, "expert"))
     assert ready(report, "segment") == {1}
     at_rest(running)
+
+
+def test_janus_orders_instances_and_experts_for_a_load_and_takes_them_back_after_it(running: RunningPipeline) -> None:
+    """λ lies between what an iteration takes with one reader and with all of them, as measured here."""
+    static = controller_of(running, "static")
+    with reading(running, 1):
+        alone_s = tpot_p95_s(static)
+    with reading(running, READERS):
+        crowded_s = tpot_p95_s(static)
+    quick = {"down_windows": 2, "load_smoothing": 1.0}
+    target_s = max((alone_s * crowded_s) ** 0.5, crowded_s / 2)
+    janus = controller_of(running, "janus", tpot_s=target_s, policy_settings=quick)
+    with reading(running, READERS) as readers:
+        report = ticks_until(janus, lambda report: min(map(int, filter(None, ready(report, "segment")))) >= 2)
+        before = readers.read
+        ticks_until(janus, lambda report: readers.read > before + READERS)
+    assert len({one.target.replicas for one in report.decisions if one.node.startswith("segment")}) == 1
+    assert all("predicted TPOT P95" in one.reason for one in report.decisions if one.valid and one.node != "ingress")
+    ticks_until(janus, lambda report: ready(report, "segment") | ready(report, "expert") == {1})
+    at_rest(running)
+
+
+def tpot_p95_s(controller: Controller) -> float:
+    """The median of five windows in which tokens were written."""
+    measured: list[float] = []
+
+    def enough(report: TickReport) -> bool:
+        texts = report.observation.generation
+        if texts is not None and texts.tpot_p95_s is not None:
+            measured.append(texts.tpot_p95_s)
+        return len(measured) >= 5
+
+    ticks_until(controller, enough)
+    return statistics.median(measured)
 
 
 def test_instances_go_while_texts_are_read(running: RunningPipeline) -> None:
