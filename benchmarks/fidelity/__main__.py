@@ -8,7 +8,8 @@ the profile was fitted on. Every cell is measured several times: ``*_err`` are t
 error against the mean of a cell's runs (cost: provisioned), ``*_repeat`` of the runs' own distance from that mean,
 which no model can go below.
 
-Then nine policies replay one load that steps, live and simulated (``benchmarks.fidelity.looped``): their errors, and
+Then nine policies replay one load that steps, live and simulated, on the pipeline that ``--in-loop`` names
+(``benchmarks.fidelity.looped``): their errors, and
 Kendall's tau of the live and the simulated order of policies (``kendall_tau*``, ``policies``). The last line is one
 JSON object.
 """

@@ -11,6 +11,7 @@ import json
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,8 @@ class LoopedRecord:
     """Lone requests just before; of every ``SINGLES_EVERY``-th run."""
     clock: list[tuple[float, float]]
     """(seconds since the replay began, CPU seconds of a fixed piece of work), once a second."""
+    texts_sha256: str = ""
+    """Digest of what was sent: which texts there are depends on the public traces. Older records do not know it."""
 
     @property
     def clock_s(self) -> float:
@@ -147,7 +150,8 @@ def run_policies(
                 samples = [
                     (at_s - begun_s, cpu_s) for at_s, cpu_s in clock.samples if begun_s <= at_s < begun_s + SECONDS
                 ]
-                record = LoopedRecord(policy, repeat, sent_s.tolist(), one, others, singles, samples)
+                sent = texts_sha256(run.texts)
+                record = LoopedRecord(policy, repeat, sent_s.tolist(), one, others, singles, samples, sent)
                 records.append(record)
                 if kept is not None:
                     with kept.open("a") as file:
@@ -168,12 +172,26 @@ def load_looped(path: Path) -> list[LoopedRecord]:
     return records
 
 
+def texts_sha256(texts: Sequence[str]) -> str:
+    return sha256("\n".join(texts).encode()).hexdigest()
+
+
+def same_texts(records: Sequence[LoopedRecord], texts: Sequence[str]) -> None:
+    """Raises ClickException where a record was measured with others than ``texts``."""
+    if any(record.texts_sha256 not in ("", texts_sha256(texts)) for record in records):
+        raise click.ClickException(
+            "the records were measured with other texts than there are now; simulate them with the public traces that "
+            "were there then (SMOE_TRACES names their folder), or measure again"
+        )
+
+
 def simulate_all(setting: Setting, records: Sequence[LoopedRecord], profile_path: Path | None) -> list[dict[str, Any]]:
     """For each policy its outcomes, measured and simulated (the mean over ``SIMULATIONS`` draws for each record)."""
     with tempfile.TemporaryDirectory(prefix="smoe-fidelity-") as folder:
         directory, _ = ensure_pipeline(setting.pipeline(Path(folder)), Path(folder) / "pipelines")
         run = the_run(setting, directory, profile_path)
         profile = open_profile(run.profile, directory, this_machine())
+        same_texts(records, run.texts)
         counts = routing_of(WholeModel(directory), run.texts)
         sets = [record.singles for record in records if record.singles is not None]
         rows = []

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 
 from benchmarks.closed_loop.contenders import contender
 from benchmarks.closed_loop.runs import Outcome
 from benchmarks.fidelity.clock import SpeedClock
-from benchmarks.fidelity.looped import LoopedRecord
+from benchmarks.fidelity.looped import LoopedRecord, same_texts, texts_sha256
 from benchmarks.fidelity.ranking import compare_policies, places, tau
 from benchmarks.harness.stepped_load import HIGH_PART, TIMES, is_high, since_step_s, stepped
 
@@ -92,3 +94,11 @@ def test_the_speed_clock_counts_work_and_ends_with_its_block() -> None:
 def test_a_record_knows_its_speed_from_the_seconds_with_the_low_rate() -> None:
     clock = [(float(second), 0.004 if second % 60 >= 40 else 0.002) for second in range(120)]
     assert LoopedRecord("hpa", 0, [], outcome(90, 1.0), 0.0, None, clock).clock_s == 0.002
+
+
+def test_records_of_other_texts_are_refused_and_older_ones_that_do_not_know_theirs_are_taken() -> None:
+    old = LoopedRecord("hpa", 0, [], outcome(90, 1.0), 0.0, None, [])
+    now = replace(old, texts_sha256=texts_sha256(["a", "b"]))
+    same_texts([old, now], ["a", "b"])
+    with pytest.raises(click.ClickException, match="other texts"):
+        same_texts([old, now], ["a", "c"])
