@@ -7,7 +7,7 @@ workload.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated
@@ -117,10 +117,8 @@ class LastWindowPolicy:
         physics = self._physics
         functions = tuple(node.function for layer in physics.layers for node in layer)
         tables: list[list[ExpertTable]] = []
-        present_s = 0.0
         for layer, nodes in zip(physics.experts, physics.layers, strict=True):
             tables.append([])
-            slowest_s = 0.0
             for rows, node in zip(layer, nodes, strict=True):
                 node_observation = observation.node(node.id)
                 load = None if node_observation is None else _load(node_observation)
@@ -131,11 +129,9 @@ class LastWindowPolicy:
                 calls, alone_s = load[0] * load_factor(node.id), times * _alone_s(rows, load[1])
                 window_s, meter = observation.window_s, self.settings.meter
                 tables[-1].append(expert_table(physics, rows, calls, alone_s, memory, window_s, meter))
-                slowest_s = max(slowest_s, self._present_s(tables[-1][-1], node_observation.configuration))
-            present_s += slowest_s
         slo_s, outside_s = physics.workload.slo_s, self._outside_s(observation)
         budget_s = headroom * max(least * slo_s, slo_s - outside_s)
-        if most_s is not None and np.isfinite(present_s):
+        if most_s is not None and np.isfinite(present_s := self._present_s(tables, observation)):
             budget_s = min(budget_s, most_s(present_s, outside_s))
         return self._planned(Problem(tables, physics.space_arrays, room), budget_s, functions, observation.window_s)
 
@@ -160,9 +156,21 @@ class LastWindowPolicy:
 
         return Plan(functions, desired, reason, compare)
 
-    def _present_s(self, table: ExpertTable, now: Configuration | None) -> float:
-        """Mean seconds of an expert in the sizes that it has ``now``, with as many replicas as serve the load at least;
+    def _present_s(self, tables: Sequence[Sequence[ExpertTable]], observation: Observation) -> float:
+        """Mean seconds of the experts in what there is now, the slowest of each layer; infinite where that is not
+        known."""
+        return sum(
+            max(
+                (self._expert_s(one, observation.node(node.id)) for one, node in zip(layer, nodes, strict=True)),
+                default=0.0,
+            )
+            for layer, nodes in zip(tables, self._physics.layers, strict=True)
+        )
+
+    def _expert_s(self, table: ExpertTable, observation: NodeObservation | None) -> float:
+        """Mean seconds of an expert in the sizes that it has now, with as many replicas as serve the load at least;
         infinite where that is not known."""
+        now = None if observation is None else observation.configuration
         if now is None:
             return np.inf
         arrays = self._physics.space_arrays
