@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from numba import njit
 
-from autoscaler.policy.performance import MOST_SLOTS
+from autoscaler.policy.performance import MOST_SLOTS, rate_of
 
 PRIOR = 0.05
 """Weight of the assumed slope against the windows' own: as much as that of windows whose tokens a call have a
@@ -99,27 +99,16 @@ def _closed(alone_s: float, elsewhere_s: float, callers: int, replicas: int, slo
     if alone_s <= 0:
         return 0.0
     if elsewhere_s <= 0:
-        return callers * alone_s / _rate(callers, replicas, slots, sharing)
+        return callers * alone_s / rate_of(callers, replicas, slots, sharing)
     weight, calls, ended = 1.0, 0.0, 0.0
     for n in range(1, callers + 1):
-        rate = _rate(n, replicas, slots, sharing)
+        rate = rate_of(n, replicas, slots, sharing)
         weight *= (callers - n + 1) * alone_s / (elsewhere_s * rate)
         calls += n * weight
         ended += rate * weight
         if weight > _LARGE:
             weight, calls, ended = 1.0, calls / weight, ended / weight
     return calls / ended * alone_s
-
-
-@njit(cache=True, nogil=True)
-def _rate(calls: int, replicas: int, slots: int, sharing: float) -> float:
-    """Calls that end in the time of one alone, where so many are there."""
-    served = min(calls, replicas * slots)
-    each, more = served // replicas, served % replicas
-    rate = more * (each + 1) / (1 + sharing * each)
-    if each:
-        rate += (replicas - more) * each / (1 + sharing * (each - 1))
-    return rate
 
 
 class Called(NamedTuple):
@@ -135,16 +124,10 @@ class Called(NamedTuple):
 class Iteration:
     """Iterations of ``tokens`` each, that begin ``cycle_s`` apart at each of ``instances``."""
 
-    segments: Sequence[Called]
-    layers: Sequence[Sequence[Called]]
-    slots: Mapping[str, int]
-    """Function → calls that a replica takes at once; 0 for no limit."""
+    model: IterationModel
     instances: int
     tokens: float
     cycle_s: float
-    sharing: float
-    fixed: float
-    """See :meth:`Line.at`."""
     _known: dict[tuple[str, int], float] = field(default_factory=dict)
 
     def seconds(self, function: str, replicas: int) -> float:
@@ -154,19 +137,19 @@ class Iteration:
             visits, alone_s = self._visited.get(function, (0.0, 0.0))
             cycle_s = self.cycle_s / visits if visits else math.inf
             self._known[key] = met_seconds(
-                alone_s, min(cycle_s, 1e9), self.instances, replicas, self.slots[function], self.sharing
+                alone_s, min(cycle_s, 1e9), self.instances, replicas, self.model.slots[function], self.model.sharing
             )
         return self._known[key]
 
     def attention_s(self, replicas: Mapping[str, int]) -> float:
         """Seconds of an iteration in its segments, which meet no other."""
-        return sum(one.line.at(self.tokens, self.fixed) for one in self.segments)
+        return sum(one.line.at(self.tokens, self.model.fixed) for one in self.model.segments)
 
     def experts_s(self, replicas: Mapping[str, int]) -> float:
         """Seconds of an iteration in its layers: of each its slowest activated expert, where experts are activated
         independently of each other."""
         total = 0.0
-        for layer in self.layers:
+        for layer in self.model.layers:
             slower = 1.0
             for seconds, activated in sorted((self._expert(one, replicas) for one in layer), reverse=True):
                 total += slower * activated * seconds
@@ -184,13 +167,13 @@ class Iteration:
 
     def _alone_s(self, one: Called) -> float:
         activated = self._activated(one)
-        return one.line.at(one.part * self.tokens / activated, self.fixed) if activated else 0.0
+        return one.line.at(one.part * self.tokens / activated, self.model.fixed) if activated else 0.0
 
     @cached_property
     def _visited(self) -> Mapping[str, tuple[float, float]]:
         """Function of experts → its calls in an iteration, and the mean seconds of one alone."""
         visits: dict[str, list[tuple[float, float]]] = {}
-        for one in (one for layer in self.layers for one in layer):
+        for one in (one for layer in self.model.layers for one in layer):
             visits.setdefault(one.function, []).append((self._activated(one), self._alone_s(one)))
         sums = {name: sum(count for count, _ in rows) for name, rows in visits.items()}
         return {
@@ -206,21 +189,21 @@ class IterationModel:
     segments: Sequence[Called]
     layers: Sequence[Sequence[Called]]
     slots: Mapping[str, int]
+    """Function → calls that a replica takes at once; 0 for no limit."""
     tokens_per_s: float
     """That all instances together compute: of prompts, and written."""
     batch: float
     """Tokens of an iteration of all instances together, if all texts at hand were in it."""
     sharing: float
     fixed: float
+    """See :meth:`Line.at`."""
 
     def iteration(self, instances: int, assumed_s: float) -> Iteration:
         """One that takes ``assumed_s``. In that time come as many tokens as it will have; texts that have piled up are
         in it, too. With less than a token an instance, instances rest between iterations."""
         tokens = max(self.tokens_per_s * assumed_s, self.batch) / instances
         cycle_s = assumed_s / min(1.0, max(tokens, 1e-9))
-        return Iteration(
-            self.segments, self.layers, self.slots, instances, max(1.0, tokens), cycle_s, self.sharing, self.fixed
-        )
+        return Iteration(self, instances, max(1.0, tokens), cycle_s)
 
     def seconds(self, instances: int, replicas: Mapping[str, int], most_s: float) -> float:
         """An iteration's, in which as many tokens come as it takes on: the least fixed point, by bisection, as what an

@@ -37,13 +37,10 @@ from autoscaler.contract import Configuration, Memory, NodeKind, NodeObservation
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making
 from autoscaler.policy.janus_decoder import make as make_for_decoder
-from autoscaler.policy.janus_search import Action, Bounds, Plan, Present, Scaling
+from autoscaler.policy.janus_search import FIRST_TAIL, Action, Bounds, Plan, Present, Scaling, blend, in_words
 from autoscaler.policy.performance import Load, PassModel, alone_seconds
 from autoscaler.policy.rows import MODULES, by_function, total
 from autoscaler.prices import PriceSheet, load_prices
-
-FIRST_TAIL = 1.5
-"""P95 over the mean of a pass before any was measured."""
 
 
 @dataclass(frozen=True)
@@ -189,11 +186,11 @@ class JanusPolicy:
         s = self.settings
         alone, rates = dict(before.alone_s), dict[str, float]()
         for name, load in functions.items():
-            rates[name] = _blend(before.calls_per_s.get(name), load.calls_per_s, s.load_smoothing)
+            rates[name] = blend(before.calls_per_s.get(name), load.calls_per_s, s.load_smoothing)
             if load.calls_per_s > 0:
                 slots = load.configuration.concurrency
                 fitted_s = alone_seconds(load.mean_s, load.calls_per_s, load.replicas, slots, s.sharing)
-                alone[name] = _blend(alone.get(name), fitted_s, s.smoothing)
+                alone[name] = blend(alone.get(name), fitted_s, s.smoothing)
         segments, layers = _stages(rows)
 
         def model(calls_per_s: Mapping[str, float]) -> PassModel:
@@ -223,14 +220,10 @@ class JanusPolicy:
         self, action: Action, why: str, loads: Mapping[str, Seen], managed: Sequence[str], memory: JanusMemory
     ) -> Proposal:
         desired = {name: loads[name].configuration.with_replicas(action.replicas[name]) for name in managed}
-        predicted = "more than can be served" if math.isinf(action.p95_s) else f"{1000 * action.p95_s:.0f} ms"
+        predicted = in_words(action.p95_s)
         described = f"{action.attention.described}, {action.experts.described}"
         reason = f"{why}: {described}, predicted P95 {predicted} of {1000 * self.settings.slo_s:.0f}"
         return Proposal(desired, dict.fromkeys(managed, reason), memory)
-
-
-def _blend(before: float | None, last: float, weight: float) -> float:
-    return last if before is None else (1 - weight) * before + weight * last
 
 
 def _seen(nodes: Sequence[NodeObservation], window_s: float) -> Seen | None:

@@ -31,12 +31,10 @@ from autoscaler.contract import Configuration, Memory, NodeKind, NodeObservation
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making
 from autoscaler.policy.iterations import Called, IterationModel, Line, alone_seconds
-from autoscaler.policy.janus_search import NEARLY, Action, Bounds, Plan, Present
+from autoscaler.policy.janus_search import FIRST_TAIL, NEARLY, Action, Bounds, Plan, Present, blend, in_words
 from autoscaler.policy.rows import MODULES, by_function
 from autoscaler.prices import PriceSheet, load_prices
 
-FIRST_TAIL = 1.5
-"""P95 of TPOT over the model's seconds of an iteration, before any was measured."""
 LONGEST = 100.0
 """Iterations of so many times what λ allows count as ones that never end."""
 
@@ -155,8 +153,8 @@ class JanusDecoderPolicy:
             before,
             lines=lines,
             parts=parts,
-            tokens_per_s=_blend(before.tokens_per_s, window.tokens_per_s, s.load_smoothing),
-            batch=_blend(before.batch, window.texts * max(1.0, each), s.load_smoothing),
+            tokens_per_s=blend(before.tokens_per_s, window.tokens_per_s, s.load_smoothing),
+            batch=blend(before.batch, window.texts * max(1.0, each), s.load_smoothing),
         )
         tail = self._tail(window, after)
         return after if tail is None else replace(after, tails=(*after.tails, tail)[-s.tail_windows :])
@@ -204,7 +202,7 @@ class JanusDecoderPolicy:
         managed = [name for name, nodes in search.window.rows.items() if nodes[0].kind in s.kinds]
         desired = {name: search.window.configurations[name].with_replicas(replicas[name]) for name in managed}
         predicted_s = search.settled_s(action)
-        predicted = "more than can be served" if math.isinf(predicted_s) else f"{1000 * predicted_s:.0f} ms"
+        predicted = in_words(predicted_s)
         described = f"{search.instances_of(action)} instances, {action.experts.described}"
         reason = f"{why}: {described}, predicted TPOT P95 {predicted} of {1000 * s.tpot_s:.0f}"
         return Proposal(desired, dict.fromkeys(managed, reason), memory)
@@ -307,10 +305,6 @@ def window_of(observation: Observation) -> Window | str:
         texts.written_tokens_per_s,
         texts.tpot_p95_s,
     )
-
-
-def _blend(before: float | None, last: float, weight: float) -> float:
-    return last if before is None else (1 - weight) * before + weight * last
 
 
 def make(making: Making) -> JanusDecoderPolicy:

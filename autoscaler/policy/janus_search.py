@@ -16,8 +16,20 @@ from itertools import pairwise
 from typing import Literal, Protocol
 
 Scaling = Literal["stages", "modules", "model"]
+FIRST_TAIL = 1.5
+"""P95 over the modelled seconds of a pass or an iteration, before any was measured."""
 NEARLY = 1.05
 """Where no action meets the SLO, predictions up to this many times the fastest count as fast as it."""
+
+
+def blend(before: float | None, last: float, weight: float) -> float:
+    """``last`` with this weight and what was remembered ``before``, if anything was."""
+    return last if before is None else (1 - weight) * before + weight * last
+
+
+def in_words(seconds: float) -> str:
+    """A predicted time, for people."""
+    return "more than can be served" if math.isinf(seconds) else f"{1000 * seconds:.0f} ms"
 
 
 class Model(Protocol):

@@ -38,6 +38,17 @@ def alone_seconds(mean_s: float, calls_per_s: float, replicas: int, slots: int, 
 
 
 @njit(cache=True, nogil=True)
+def rate_of(calls: int, replicas: int, slots: int, sharing: float) -> float:
+    """Calls that end in the time of one alone, where so many are there, spread evenly over the replicas."""
+    served = min(calls, replicas * slots)
+    each, more = served // replicas, served % replicas
+    rate = more * (each + 1) / (1 + sharing * each)
+    if each:
+        rate += (replicas - more) * each / (1 + sharing * (each - 1))
+    return rate
+
+
+@njit(cache=True, nogil=True)
 def _mean(alone_s: float, calls_per_s: float, replicas: int, slots: int, sharing: float) -> float:
     if calls_per_s <= 0 or alone_s <= 0:
         return alone_s
@@ -47,11 +58,7 @@ def _mean(alone_s: float, calls_per_s: float, replicas: int, slots: int, sharing
         return math.inf
     weight, total, calls = 1.0, 1.0, 0.0
     for n in range(1, replicas * slots + 1):
-        each, more = n // replicas, n % replicas
-        rate = more * (each + 1) / (1 + sharing * each)
-        if each:
-            rate += (replicas - more) * each / (1 + sharing * (each - 1))
-        weight *= offered / rate
+        weight *= offered / rate_of(n, replicas, slots, sharing)
         total += weight
         calls += n * weight
     queue = weight * last / (1 - last)
