@@ -77,7 +77,8 @@ SETTINGS = {
     "minilm": Setting(0.012, 6.0, 1.0, 24),
     "paper-experts": Setting(0.06, 7.0, 0.85, 60, paper_experts),
 }
-"""Load and target: the simulation has policies far apart, and on both sides of λ, at any pace from 0.85 to 1.
+"""Load and target: the simulation has policies far apart, and on both sides of λ, at any pace from 0.85 (MiniLM; 0.9 of
+the paper's experts) to 1.
 
 MiniLM's 24 experts: at a hundredth of a core replicas are what decides; at 0.03 the two real cores are, and more
 replicas make requests slower. A call then takes about one quota. Of the paper's eight experts it takes several."""
@@ -135,7 +136,7 @@ def run_policies(
         deployment = DeploymentSettings(cpu_cores=cores / 3, ingress_cpu_cores=cores, ingress_concurrency=512)
         with running_pipeline(gateway, deployment, pipeline) as served, ReplayProcess(served.url, SEED) as sender:
             run, topology = the_run(setting, served.directory, profile), load_topology(served.directory)
-            lone = run.texts[:SINGLES]
+            lone, digest = run.texts[:SINGLES], texts_sha256(run.texts)
             tokens = routing_of(WholeModel(served.directory), lone)
             bench = Bench(served.client, sender, topology, served.gateway.state, SECONDS, setting.full)
             for number, (policy, repeat) in enumerate(turns):
@@ -150,8 +151,7 @@ def run_policies(
                 samples = [
                     (at_s - begun_s, cpu_s) for at_s, cpu_s in clock.samples if begun_s <= at_s < begun_s + SECONDS
                 ]
-                sent = texts_sha256(run.texts)
-                record = LoopedRecord(policy, repeat, sent_s.tolist(), one, others, singles, samples, sent)
+                record = LoopedRecord(policy, repeat, sent_s.tolist(), one, others, singles, samples, digest)
                 records.append(record)
                 if kept is not None:
                     with kept.open("a") as file:

@@ -105,5 +105,5 @@ def test_call_times_that_are_far_off_put_hpa_in_charge_of_a_learnt_policy(
 
 
 def test_a_world_is_run_by_a_function_that_another_process_finds() -> None:
-    """Of a package that is run by its name, a new process does not load the main module."""
+    """A new process does not load the main module of a package that is run by its name."""
     assert not row_of.__module__.endswith("__main__")

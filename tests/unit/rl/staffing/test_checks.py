@@ -68,7 +68,7 @@ def test_call_times_are_taken_over_at_once_and_then_by_their_mean() -> None:
 
 
 def most(*p95_s: float, outside_s: float = 0.1) -> float:
-    """Of a plan after windows with these P95s and an SLO of 1 s, over what there is."""
+    """Seconds that a plan may take after windows with these P95s and an SLO of 1 s, over what there is."""
     correction = Correction()
     for one in p95_s:
         correction = correction.after(WORKLOAD, replace(observed(), latency_p95_s=one))
