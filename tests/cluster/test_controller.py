@@ -47,6 +47,7 @@ async def test_replicas_that_come_later_are_brought_in_line(target: Target, plat
         return target.limits() == [(512, 1)] * 3
 
     await until(in_line)
+    assert len(target.pods()) == 3
 
 
 async def test_requests_keep_the_class_of_service(target: Target) -> None:

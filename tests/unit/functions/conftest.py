@@ -170,7 +170,12 @@ async def start() -> object:
     for one in running:
         one.server.settings.drain_s = 0.0
         await one.server.drain()
-    for _ in range(3):  # both ends of closed connections get their turn
+    await turns(3)  # for both ends of closed connections
+
+
+async def turns(count: int = 50) -> None:
+    """So many turns of the event loop: what this process was about to do, over its own sockets too, is done."""
+    for _ in range(count):
         await asyncio.sleep(0)
 
 

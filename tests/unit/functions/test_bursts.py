@@ -15,6 +15,7 @@ from functions.dispatch.dispatcher import Dispatcher
 from functions.dispatch.replicas import FunctionReplicas, ReplicaAddress
 from functions.ingress import bursts
 from functions.ingress.bursts import BurstActivation, Gateway
+from tests.unit.functions.conftest import turns
 
 RULE = "standbys=2,headroom=1,spare=0,hold_s=100,look_back_s=1"
 
@@ -103,7 +104,7 @@ async def running(folder: Path) -> AsyncIterator[Scene]:
         scene.dispatcher.close()
         gateway.gate.set()
         server.close()
-        await asyncio.sleep(0.01)
+        await turns()
 
 
 async def test_a_burst_opens_the_standbys_of_all_functions_by_one_report(scene: Scene) -> None:
@@ -175,7 +176,7 @@ async def test_what_changes_during_a_report_goes_with_the_next_one(scene: Scene)
     scene.bursts.arrived(20)  # nothing waits, and nothing is sent meanwhile
     scene.measured(f=0.02, g=0.02)
     scene.bursts.arrived(20)
-    await asyncio.sleep(0.01)
+    await turns()
     assert len(scene.gateway.reports) == 1
     scene.gateway.gate.set()
     await scene.until(lambda: len(scene.gateway.reports) == 2 and len(scene.bursts.openings) == 2)
@@ -208,6 +209,7 @@ async def test_a_gateway_that_does_not_answer_costs_one_deadline(scene: Scene, m
     scene.gateway.gate.clear()
     scene.bursts.arrived(300)
     await scene.until(lambda: len(scene.gateway.reports) >= 2)
+    assert scene.gateway.reports[0] == scene.gateway.reports[1] and len(scene.dispatcher.replicas("f")) == 1
     scene.gateway.gate.set()
     await scene.until(lambda: len(scene.dispatcher.replicas("f")) == 3)
 
@@ -236,7 +238,7 @@ async def test_a_rule_that_cannot_be_read_is_none_and_is_reported_once(
     scene.measured(f=0.02)
     scene.bursts.arrived(300)
     assert sum("are not used: 'many'" in record.message for record in caplog.records) == 1
-    await asyncio.sleep(0.01)
+    await turns()
     assert not scene.gateway.reports
 
 

@@ -19,6 +19,7 @@ from functions.wire.errors import NoReplicaError, OverloadedError
 from moe.grouping import group
 from moe.manifest import load
 from moe.reference import WholeModel
+from tests.unit.functions.conftest import turns
 from tests.unit.functions.decoder_bench import Bench, Collected, InProcess
 
 
@@ -104,7 +105,7 @@ async def test_texts_go_to_the_emptiest_instance_and_parked_ones_come_back(
     sink.behind = True
     generator.waiting.parked.append(text)  # type: ignore[arg-type]
     generator._place()
-    await asyncio.sleep(0.05)
+    await turns(500)
     assert not sink.tokens
     sink.behind = False
     await bench.over(*(sink for _, sink in pairs[:3]))

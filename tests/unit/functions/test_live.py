@@ -24,6 +24,7 @@ async def test_the_file_is_read_at_the_start_and_after_each_change(tmp_path: Pat
             part.replace(path)
             while server.settings.max_inflight != limit:
                 await asyncio.sleep(0.001)
+    assert not task.done()
     task.cancel()
 
 
@@ -31,3 +32,4 @@ async def test_without_a_period_nothing_is_followed(tmp_path: Path) -> None:
     settings = FunctionSettings(tmp_path, ("expert-0-0",), live_settings=tmp_path / "live.json")
     server = FunctionServer(Starting(lambda: server), ServerSettings())
     await asyncio.wait_for(live_settings.follow(settings, server), 100)
+    assert server.settings == ServerSettings()

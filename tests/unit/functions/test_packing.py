@@ -22,6 +22,7 @@ from functions.wire.arrays import Arrays
 from functions.wire.errors import CallError, DeadlineError, NodeFailedError, NodeRefusedError, OverloadedError
 from moe.families.routing import dispatch
 from moe.reference import WholeModel
+from tests.unit.functions.conftest import turns
 from tests.unit.functions.test_pass import ask, assert_close
 
 
@@ -104,28 +105,23 @@ class Held(Passes):
         return [len(inputs["lengths"]) for inputs in self.seen]
 
 
-async def turns(count: int = 4) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
 async def test_two_passes_share_those_who_wait_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = asyncio.get_running_loop().time()
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now_s)
     passes = Held()
     queue = PassQueue(passes, 2, 100)
     calls = [asyncio.ensure_future(queue.run([[i]], None, context())) for i in range(10)]
-    await turns()
+    await turns(4)
     assert passes.sizes == [1, 1]
     now_s += GATHER_S + 0.002
     for gate in passes.gates[:2]:
         gate.set()
-    await turns()
+    await turns(4)
     assert passes.sizes == [1, 1, 5, 3]
     for _ in range(3):
         for gate in passes.gates:
             gate.set()
-        await turns()
+        await turns(4)
     assert [reply["embedding"].item() for reply in await asyncio.gather(*calls)] == list(range(10))
 
 
@@ -135,15 +131,15 @@ async def test_the_first_of_many_waits_a_moment_for_company_and_no_longer(monkey
     passes = Held()
     queue = PassQueue(passes, 2, 100)
     calls = [asyncio.ensure_future(queue.run([[i]], None, context())) for i in range(8)]
-    await turns()
+    await turns(4)
     passes.gates[0].set()
-    await turns()
+    await turns(4)
     assert passes.sizes == [1, 1, 4]
     passes.gates[1].set()
-    await turns()
+    await turns(4)
     assert passes.sizes == [1, 1, 4], "two wait, fewer than the four under way"
     now_s += GATHER_S + 0.002
-    await turns()
+    await turns(4)
     assert passes.sizes == [1, 1, 4, 2]
     for gate in passes.gates:
         gate.set()

@@ -13,6 +13,7 @@ import pytest
 from functions.dispatch import resolvers
 from functions.dispatch.replicas import FunctionReplicas, ReplicaAddress
 from functions.dispatch.resolvers import FeedResolver, TemplateResolver
+from tests.unit.functions.conftest import turns
 
 
 def snapshot(version: int, **states: str) -> bytes:
@@ -69,7 +70,7 @@ class Feed:
         self.done.set()
         await asyncio.gather(task, return_exceptions=True)
         server.close()
-        await asyncio.sleep(0.01)
+        await turns()
 
 
 async def test_only_ready_replicas_are_taken_from_a_snapshot(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from functions.serving.connection import Connection
 from functions.serving.server import FunctionServer, ServerSettings
 from functions.wire.messages import Reply, Request, error_reply
 from tests.parameters import examples
-from tests.unit.functions.conftest import Held, Scripted, echo, get, post, read_reply
+from tests.unit.functions.conftest import Held, Scripted, echo, get, post, read_reply, turns
 
 
 async def test_a_body_comes_back_on_a_kept_connection(start: Any) -> None:
@@ -213,19 +213,21 @@ async def test_drain_answers_what_is_in_flight_and_then_closes(start: Any) -> No
     idle_writer.close()
 
 
-async def test_drain_stays_until_no_call_has_come_for_a_while(start: Any) -> None:
+async def test_drain_stays_until_no_call_has_come_for_a_while(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind a watchdog, which goes on sending after it has passed on the signal."""
-    running = await start(echo(), idle_s=0.3)
+    passed_s, loop = 0.0, asyncio.get_running_loop()
+    real_s = loop.time
+    monkeypatch.setattr(loop, "time", lambda: real_s() + passed_s)
+    running = await start(echo(), idle_s=1000.0, drain_s=1e6)
     drain = asyncio.ensure_future(running.server.drain())
     for _ in range(3):
-        await asyncio.sleep(0.15)
+        passed_s += 600.0
+        await turns()
         assert not drain.done()
         ((status, _, _),) = await running.send(post("/", b"late"))
         assert status == 200
-    last_s = asyncio.get_running_loop().time()
-    async with asyncio.timeout(100):
-        await drain
-    assert asyncio.get_running_loop().time() - last_s >= 0.25
+    passed_s += 1000.0
+    await asyncio.wait_for(drain, 100)
 
 
 async def test_drain_does_not_stay_longer_than_its_time_however_many_calls_come(start: Any) -> None:
@@ -235,6 +237,7 @@ async def test_drain_does_not_stay_longer_than_its_time_however_many_calls_come(
         while not drain.done():
             with suppress(OSError, asyncio.IncompleteReadError):
                 await running.send(post("/", b"again"))
+    assert drain.exception() is None
 
 
 async def test_drain_waits_for_a_request_that_is_still_arriving(start: Any) -> None:
@@ -245,9 +248,9 @@ async def test_drain_waits_for_a_request_that_is_still_arriving(start: Any) -> N
     async with asyncio.timeout(100):
         while not running.server.connections:
             await asyncio.sleep(0)
-        await asyncio.sleep(0.01)
+    await turns()
     drain = asyncio.ensure_future(running.server.drain())
-    await asyncio.sleep(0.01)
+    await turns()
     writer.write(whole[-3:])
     assert (await read_reply(reader))[2] == b"abcdef"
     async with asyncio.timeout(100):

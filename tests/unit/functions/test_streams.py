@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from functions.wire.messages import Reply, Request
-from tests.unit.functions.conftest import get, post, read_reply
+from tests.unit.functions.conftest import get, post, read_reply, turns
 
 
 class Streaming:
@@ -90,7 +90,7 @@ async def test_a_slow_reader_holds_the_stream_back(start: Any) -> None:
     before = -1
     while application.taken != before:  # until nothing moves any more
         before = application.taken
-        await asyncio.sleep(0.2)
+        await turns(500)
     assert before < 900
     received = 0
     while data := await read_chunk(reader):

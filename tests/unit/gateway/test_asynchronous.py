@@ -185,6 +185,7 @@ async def test_a_receiver_that_trickles_has_one_deadline_for_the_whole_answer(st
         await running.deploy()
         await running.call("POST", "/async-function/f", X_Callback_Url=f"http://{slow.state.address}/")
         await running.until(lambda: running.gateway.metrics.callback_failures == 1)
+        assert running.gateway.metrics.async_pending == 0
     slow.end()
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from smoe import load
 from smoe.errors import SmoeError
 from smoe.load import BUSY_S, OVERLOAD, Capacity, busiest_over_mean, in_length_and_rate, mean_rps_of, measure_capacity
 from tests.parameters import examples
@@ -39,18 +38,33 @@ def test_the_busiest_seconds_of_the_replay_ask_for_more_than_the_capacity(capaci
     assert busiest_rps == pytest.approx(OVERLOAD * capacity, rel=0.25)
 
 
-def test_capacity_is_what_the_slowest_part_lets_through() -> None:
-    free_s, period_s = [0.0], 0.02
+class Clock:
+    """Time that goes on with each call alone, by a 32nd of a second."""
 
-    def call() -> None:
-        now_s = time.monotonic()
-        free_s[0] = max(now_s, free_s[0]) + period_s
-        time.sleep(free_s[0] - now_s)
+    def __init__(self) -> None:
+        self.now_s = 0.0
 
+    def call(self) -> None:
+        self.now_s += 1 / 32
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        """Takes no time."""
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    one = Clock()
+    monkeypatch.setattr(load, "time", one)
+    return one
+
+
+def test_capacity_is_what_is_answered_in_a_second_after_settling(clock: Clock) -> None:
     spent_s = iter([3.0, 4.0])
-    measured = measure_capacity([call] * 4, lambda: next(spent_s), 0.1, 0.4)
-    assert 0 < measured.rps <= 1.1 / period_s
-    assert measured.cpu_s == pytest.approx(1 / (0.4 * measured.rps))
+    measured = measure_capacity([clock.call], lambda: next(spent_s), 0.125, 0.5)
+    assert (measured.rps, measured.cpu_s) == (32.0, 1 / 16)
 
 
 @pytest.mark.parametrize(
@@ -70,12 +84,12 @@ def test_a_refused_prompt_ends_the_measurement_with_what_was_said() -> None:
         raise SmoeError("no replica")
 
     with pytest.raises(SmoeError, match="no replica"):
-        measure_capacity([refused, lambda: time.sleep(0.01)], lambda: 0.0, 0.0, 30.0)
+        measure_capacity([refused, lambda: None], lambda: 0.0, 0.0, 30.0)
 
 
-def test_nothing_answered_asks_for_a_rate() -> None:
+def test_nothing_answered_asks_for_a_rate(clock: Clock) -> None:
     with pytest.raises(SmoeError, match="--mean-rps"):
-        measure_capacity([lambda: time.sleep(0.05)], lambda: 0.0, 0.0, 0.01)
+        measure_capacity([clock.call], lambda: 0.0, 0.0, 1 / 64)
 
 
 def test_a_rate_that_leaves_no_request_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -66,8 +67,10 @@ def test_changes_of_others_are_seen(double: Running, following: KubernetesPlatfo
         document["spec"]["replicas"] = 4
         double.store.replace("deployments", document, "someone")
 
+    before = following.configurations()[F]
     double.do(scale)
-    until(lambda: following.configurations()[F].replicas == 4)
+    until(lambda: following.configurations()[F].replicas != before.replicas)
+    assert following.configurations()[F] == replace(before, replicas=4)
 
 
 def test_deleted_functions_are_gone(double: Running, following: KubernetesPlatform) -> None:

@@ -24,6 +24,7 @@ from functions.memory.lending import Lending
 from functions.memory.regions import Regions
 from tests.doubles.fake_gpu import FakeMemory
 from tests.parameters import examples
+from tests.unit.functions.conftest import turns
 from tests.unit.functions.memory.test_device_regions import A, filled
 
 QUESTION = leases.ask("p/one", A)
@@ -103,7 +104,7 @@ async def test_a_lease_lasts_until_the_worker_says_that_it_maps_nothing(tmp_path
             first.sendall(DONE)
         await node.until(lambda node: node.leases() == 1)
         node.devices.released("p/one")  # the other closed its connection, but this process lives and may map still
-        await asyncio.sleep(0.02)
+        await turns()
         assert (node.leases(), node.memory.counts["free"]) == (1, 0)
 
 
@@ -147,7 +148,7 @@ async def test_an_ordered_end_waits_for_those_who_have_something_and_lends_to_no
     async with lends(tmp_path) as node:
         with await lease(node) as connection:
             draining = asyncio.ensure_future(node.lending.drain(10.0))
-            await asyncio.sleep(0.01)
+            await turns()
             assert not draining.done()
             with pytest.raises(FileNotFoundError):
                 node.connected()

@@ -74,3 +74,4 @@ def test_it_may_be_closed_twice_and_a_file_opened_in_between_stays_open(tmp_path
         folder.close()
         other.write("x")
         other.flush()
+    assert (tmp_path / "other").read_text() == "x"
