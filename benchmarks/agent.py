@@ -29,9 +29,9 @@ import torch
 from scipy.stats import spearmanr
 
 from autoscaler.contract import SLO_QUANTILE
+from benchmarks.harness.learnt import acting
 from benchmarks.harness.options import AT_LEAST_1, PRESENT, benchmark
 from benchmarks.harness.report import print_result, print_table, progress
-from benchmarks.training import acting
 from evaluation.comparison.grid import BURST_SUFFIX
 from evaluation.tuning.constants import search_constants
 from rl.agent.actor import Actor

@@ -20,6 +20,7 @@ from typing import Any
 
 import click
 
+from benchmarks.harness.learnt import trained
 from benchmarks.harness.options import (
     AT_LEAST_1,
     benchmark,
@@ -31,7 +32,6 @@ from benchmarks.harness.options import (
     workloads_option,
 )
 from benchmarks.harness.report import print_result, print_table, write_csv
-from benchmarks.training import curve_of, trained
 from evaluation.comparison.episode import BOUND, prepare, run_bound
 from evaluation.comparison.grid import Grid
 from evaluation.comparison.run import evaluate
@@ -67,7 +67,8 @@ def train(settings: TrainingSettings, minutes: float, out: Path) -> Trained:
     """A run of ``smoe lab train`` that goes on where it was."""
     run = trained(settings, minutes, out, f"{settings.arm} {settings.seed}: ")
     spent, windows = round(run.progress.minutes, 2), run.agent.num_timesteps
-    return Trained(settings.arm, settings.seed, out / BEST, spent, windows, curve_of(run))
+    curve = [{key: value for key, value in entry.items() if key != "clips"} for entry in run.progress.curve]
+    return Trained(settings.arm, settings.seed, out / BEST, spent, windows, curve)
 
 
 def test(grid: Grid, actor: Trained, out: Path, workers: int) -> list[Summary]:

@@ -19,9 +19,9 @@ from typing import Any
 import click
 import numpy as np
 
+from benchmarks.harness.learnt import acting, teaching, trained
 from benchmarks.harness.options import benchmark, changes_option, listed, out_option
 from benchmarks.harness.report import print_result, print_table
-from benchmarks.training import acting, teaching, trained
 from evaluation.comparison.learnt_files import published_actor
 from rl.train.commands import changed
 from rl.train.parallel_episodes import Decide

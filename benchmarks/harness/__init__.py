@@ -1,2 +1,2 @@
-"""What benchmarks share: a running pipeline, replays, steady load, watches, run folders, options, tables, the last
-line."""
+"""What benchmarks share: a running pipeline, replays, steady load, watches, learnt policies, run folders, options,
+tables, the last line."""

@@ -15,12 +15,11 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Protocol
 
 from functions import worker
 from gateway.backends.process.kernel import die_with_parent
@@ -40,43 +39,17 @@ class WorkerProcess:
     function: str
     pid: int
     port: int
-    host: str = LOOPBACK
     node: str = ""
     """The emulated machine it is on."""
 
     @property
     def address(self) -> str:
-        return f"{self.host}:{self.port}"
+        return f"{LOOPBACK}:{self.port}"
 
 
-class Ground(Protocol):
-    """Where workers are started: emulated machines may have networks of their own."""
-
-    feed_host: str
-    """Address at which this process is reached from every node."""
-
-    def host(self, node: str) -> str:
-        """Address at which a node's workers listen."""
-
-    def fork(self, node: str, start: Callable[[], WorkerProcess]) -> WorkerProcess:
-        """``start()`` on that node; on a thread that outlives the worker, which dies with the one it was forked by."""
-
-
-class OneMachine:
-    """All nodes on this machine's loopback device."""
-
-    feed_host = LOOPBACK
-
-    def host(self, node: str) -> str:
-        return LOOPBACK
-
-    def fork(self, node: str, start: Callable[[], WorkerProcess]) -> WorkerProcess:
-        return start()
-
-
-def fork_worker(function: str, environ: Mapping[str, str], host: str = LOOPBACK) -> WorkerProcess:
+def fork_worker(function: str, environ: Mapping[str, str]) -> WorkerProcess:
     """Fork a worker and wait until it is ready. Raises RuntimeError when it ends before."""
-    listener = socket.create_server((host, 0), backlog=512)
+    listener = socket.create_server((LOOPBACK, 0), backlog=512)
     port = listener.getsockname()[1]
     read_end, write_end = os.pipe()
     parent_pid = os.getpid()
@@ -103,7 +76,7 @@ def fork_worker(function: str, environ: Mapping[str, str], host: str = LOOPBACK)
             raise RuntimeError(f"the worker of {function} ended before it was ready; its error is above")
     finally:
         os.close(read_end)
-    return WorkerProcess(function, pid, port, host)
+    return WorkerProcess(function, pid, port)
 
 
 def _report_ready(write_end: int) -> None:
@@ -129,10 +102,9 @@ class LocalPipeline:
         max_functions: int = 0,
         nodes: Sequence[str] = (),
         environ: Mapping[str, str] | None = None,
-        ground: Ground | None = None,
     ) -> None:
         self._replicas, self._max_inflight, self._max_functions = replicas, max_inflight, max_functions
-        self._nodes, self._ground = tuple(nodes) or ("",), ground or OneMachine()
+        self._nodes = tuple(nodes) or ("",)
         self._environ = {
             "smoe_pipeline": str(directory.resolve()),
             "max_inflight": str(max_inflight),
@@ -160,7 +132,7 @@ class LocalPipeline:
     def feed_url(self) -> str:
         """Where the replicas are published, as a gateway would."""
         assert self._feed is not None, "start it first"
-        return f"http://{self._ground.feed_host}:{self._feed.server_address[1]}/system/replicas"
+        return f"http://{LOOPBACK}:{self._feed.server_address[1]}/system/replicas"
 
     def __enter__(self) -> LocalPipeline:
         try:
@@ -169,7 +141,7 @@ class LocalPipeline:
                     node = self._nodes[(number + replica) % len(self._nodes)]
                     environment = {"smoe_nodes": ",".join(function.nodes)}
                     self.workers.append(self._fork(function.name, node, environment))
-            self._feed = _feed_server(self._ground.feed_host, self._snapshot(), self._ended)
+            self._feed = _feed_server(self._snapshot(), self._ended)
             self.ingress = self.add_ingress({})
         except BaseException:
             self.__exit__()
@@ -184,8 +156,7 @@ class LocalPipeline:
 
     def _fork(self, function: str, node: str, extra_environ: Mapping[str, str]) -> WorkerProcess:
         environ = {"smoe_machine": node, **self._environ, **extra_environ}
-        host = self._ground.host(node)
-        return replace(self._ground.fork(node, lambda: fork_worker(function, environ, host)), node=node)
+        return replace(fork_worker(function, environ), node=node)
 
     def _snapshot(self) -> bytes:
         """All workers, as a line of the feed."""
@@ -219,7 +190,7 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _feed_server(host: str, line: bytes, ended: threading.Event) -> ThreadingHTTPServer:
+def _feed_server(line: bytes, ended: threading.Event) -> ThreadingHTTPServer:
     """The gateway's replica feed in small: the same NDJSON line again and again, until ``ended``."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -235,7 +206,7 @@ def _feed_server(host: str, line: bytes, ended: threading.Event) -> ThreadingHTT
         def log_message(self, format: str, *args: object) -> None:
             """Silent: this is a test and benchmark aid."""
 
-    server = ThreadingHTTPServer((host, 0), Handler)
+    server = ThreadingHTTPServer((LOOPBACK, 0), Handler)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server
