@@ -273,6 +273,7 @@ class PipelineModel:
         self.clock = simpy.Environment()
         self.workload = workload
         model = workload.latency
+        self.most_tokens = requests.most_tokens
         self.limited = model if isinstance(model, LimitedLatencyModel) else None  # asking takes long; events ask often
         self.requests = requests
         self.seed = seed
@@ -340,7 +341,7 @@ class PipelineModel:
         """Seconds of a call alone, as long as no limit stops it."""
         key = (info.id, self.workload.cores(configuration), configuration.gpu_share)
         if key not in self._seconds:
-            lengths, cost = np.arange(self.requests.most_tokens + 1), self.workload.costs[info.id]
+            lengths, cost = np.arange(self.most_tokens + 1), self.workload.costs[info.id]
             if self.limited is not None:
                 work_s = self.limited.work_seconds(cost, lengths, configuration.gpu_share)
             else:

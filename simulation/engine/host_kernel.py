@@ -18,6 +18,7 @@ from simulation.engine.host_state import COME, HEAD_OF, INSIDE, SIZE_OF, WAITING
 from simulation.engine.node import BUSY_S, CPU_S, SERVED_S, control
 from simulation.engine.replicas import (
     ACTIVE,
+    BATCH,
     BURST,
     CHANGE_AT,
     COUNT,
@@ -34,7 +35,6 @@ from simulation.engine.replicas import (
     VIRTUAL,
     Replicas,
     choose,
-    insert,
     level_after,
     open_up,
 )
@@ -64,6 +64,25 @@ def fair_share(wanted: Floats, count: int, cores: float) -> float:
 
 
 @inner
+def begin_batch(node: int, r: int, seconds: Floats, rules: Rules, replicas: Replicas, passes: Passes) -> None:
+    """All calls that replica ``r`` of the node has are computed as one, from now on; ``seconds [rows, tokens + 1]``."""
+    clock, slot, slots = replicas.clock[node], replicas.slot[node], replicas.end.shape[2]
+    ends, calls, row, size = replicas.end[node, r], replicas.call[node, r], slot[ROW, r], slot[ACTIVE, r]
+    tokens, whole, apart_s, slow_s = rules.counts[rules.source[node]], 0, 0.0, 0.0
+    for k in range(size):
+        request = calls[(slot[HEAD, r] + k) & (slots - 1)]
+        alone_s = seconds[row, tokens[request]]
+        factor = rules.rows.noise[row, draw_bits(rules.keys[node], request) >> ATOM_SHIFT]
+        whole += tokens[request]
+        apart_s += alone_s
+        slow_s += alone_s * factor * rules.slow[request] * passes.cold[request]
+    end = clock[VIRTUAL, r] + seconds[row, whole] * (slow_s / apart_s)
+    slot[BATCH, r] = size
+    for k in range(size):
+        ends[(slot[HEAD, r] + k) & (slots - 1)] = end
+
+
+@inner
 def dispatch(
     node: int, rules: Rules, replicas: Replicas, passes: Passes, meters: Meters, running: Ints, active: int,
     now_s: float,
@@ -75,7 +94,6 @@ def dispatch(
     """
     queue, clock, slot = passes.queues[node], replicas.clock[node], replicas.slot[node]
     ends, calls, slots = replicas.end[node].reshape(-1), replicas.call[node].reshape(-1), replicas.end.shape[2]
-    tokens = rules.counts[rules.source[node]]
     while queue[SIZE_OF] > 0:
         r = choose(slot[ACTIVE], replicas.room[node], replicas.order[node, COUNT])
         if r < 0:
@@ -91,11 +109,13 @@ def dispatch(
             clock[VIRTUAL, r] = 0.0
             running[0, active], running[1, active] = node, r
             active += 1
-        factor = rules.rows.noise[row, draw_bits(rules.keys[node], request) >> ATOM_SHIFT]
-        factor *= rules.slow[request] * passes.cold[request]
-        value = clock[VIRTUAL, r] + rules.rows.work[row, tokens[request]] * factor
-        insert(ends, calls, r * slots, slots - 1, slot[HEAD, r], size, value, request)
+        at = r * slots + ((slot[HEAD, r] + size) & (slots - 1))
+        calls[at] = request
         slot[ACTIVE, r] = size + 1
+        if size:
+            ends[at] = ends[r * slots + slot[HEAD, r]]  # it waits for the batch that is being computed
+        else:
+            begin_batch(node, r, rules.rows.work, rules, replicas, passes)
     return active
 
 
@@ -143,7 +163,7 @@ def following(
             if now_s + clock[NEXT, r] / given[k] < next_s:
                 next_s, what, empty = now_s + clock[NEXT, r] / given[k], k, False
             continue
-        speed[k] = rules.rows.pace[row, size] * (given[k] / rules.rows.use[row, size]) / slow
+        speed[k] = given[k] / rules.rows.use[row, size] / slow
         left_s = max(0.0, replicas.end[node, r, replicas.slot[node, HEAD, r]] - clock[VIRTUAL, r])
         if now_s + left_s / speed[k] < next_s:
             next_s, what, empty = now_s + left_s / speed[k], k, False
@@ -186,20 +206,26 @@ def change(node: int, rules: Rules, replicas: Replicas, now_s: float) -> float:
 
 
 @inner
-def finish_call(k: int, replicas: Replicas, running: Ints, active: int, now_s: float) -> tuple[int, int]:
-    """The first call of replica ``k`` of ``running`` ends; returns its request and how many replicas have calls now.
+def finish_batch(
+    k: int, rules: Rules, replicas: Replicas, passes: Passes, meters: Meters, running: Ints, active: int, now_s: float
+) -> int:
+    """The batch of replica ``k`` of ``running`` ends, and the next begins; returns how many replicas have calls now.
     ``running`` [replicas]."""
     node, r = running[0, k], running[1, k]
     clock, slot = replicas.clock[node], replicas.slot[node]
-    head = slot[HEAD, r]
-    clock[VIRTUAL, r] = replicas.end[node, r, head]
-    slot[HEAD, r] = (head + 1) & (replicas.end.shape[2] - 1)
-    slot[ACTIVE, r] -= 1
-    if slot[ACTIVE, r] == 0:
+    clock[VIRTUAL, r] = 0.0
+    for _ in range(slot[BATCH, r]):
+        item = 2 * (replicas.call[node, r, slot[HEAD, r]] * (rules.keys.size + 1) + node) + 1
+        to_ingress(item, rules, passes, meters, now_s)
+        slot[HEAD, r] = (slot[HEAD, r] + 1) & (replicas.end.shape[2] - 1)
+        slot[ACTIVE, r] -= 1
+    if slot[ACTIVE, r] > 0:
+        begin_batch(node, r, rules.rows.again, rules, replicas, passes)
+    else:
         clock[LAST, r] = now_s
         active -= 1
         running[0, k], running[1, k] = running[0, active], running[1, active]
-    return int(replicas.call[node, r, head]), active
+    return active
 
 
 @inner
@@ -293,8 +319,7 @@ def run_host(
             replicas.clock[running[0, what], LEVEL, running[1, what]] = 0.0
         else:
             served = running[0, what]
-            request, active = finish_call(what, replicas, running, active, now_s)
-            to_ingress(2 * (request * (nodes + 1) + served) + 1, rules, passes, meters, now_s)
+            active = finish_batch(what, rules, replicas, passes, meters, running, active, now_s)
             count_waiting(served, passes.queues[served, SIZE_OF], meters, now_s)
         if served >= 0:  # only there a slot came free or a call came in
             active = dispatch(served, rules, replicas, passes, meters, running, active, now_s)

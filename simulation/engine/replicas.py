@@ -28,7 +28,7 @@ RANK = (1 << RANK_BITS) - 1
 READY, DRAIN, VIRTUAL, LAST, NEXT, SINCE, LEVEL = range(7)
 """Rows of ``clock``: ready from, no new calls from, virtual time, when that was, next completion (on a shared machine:
 CPU seconds left until it is ready), busy since, CPU seconds in the bucket at ``LAST``."""
-ROW, GENERATION, ACTIVE, HEAD, SITE, STANDBY = range(6)
+ROW, GENERATION, ACTIVE, HEAD, SITE, STANDBY, BATCH = range(7)
 """Rows of ``slot``: row of the resource tables, generation, calls in service, first of the ring, machine, number of the
 activated standby from 1 (0: a replica that always runs)."""
 CHANGE_AT = 0
@@ -47,6 +47,7 @@ class Rows(NamedTuple):
     """Resource tables, see :class:`simulation.engine.tables.ResourceTables`."""
 
     work: Floats
+    again: Floats
     pace: Floats
     stretch: Floats
     use: Floats

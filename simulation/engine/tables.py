@@ -34,6 +34,7 @@ class ResourceTables:
         self._rows: dict[tuple[NodeCost, float, float, float], int] = {}
         self.seconds: Floats = np.zeros((0, max(1, most_tokens) + 1))
         self.work: Floats = self.seconds.copy()
+        self.again: Floats = self.seconds.copy()
         self.rate: Floats = np.zeros((0, most_calls + 1))
         self.pace: Floats = self.rate.copy()
         self.stretch: Floats = self.rate.copy()
@@ -58,7 +59,7 @@ class ResourceTables:
     @property
     def rows(self) -> Rows:
         """What compiled code reads."""
-        return Rows(self.work, self.pace, self.stretch, self.use, self.bucket, self.noise)
+        return Rows(self.work, self.again, self.pace, self.stretch, self.use, self.bucket, self.noise)
 
     @property
     def limits(self) -> Limits:
@@ -72,9 +73,11 @@ class ResourceTables:
         seconds = _checked(where, model.seconds(cost, tokens, cores, share))
         rate = _rates(where, calls, model.speedup(cost, typical, cores, share, calls))
         work, pace, use, bucket = seconds, rate, np.ones(calls.size), (0.0, 1.0)
+        again = work
         if isinstance(model, LimitedLatencyModel):
             limit = model.throttle(cost, cores, share)
             work = _checked(where, model.work_seconds(cost, tokens, share))
+            again = _checked(where, model.again_seconds(cost, tokens, cores, share))
             pace = _rates(where, calls, model.core_speedup(cost, typical, cores, share, calls))
             desired = np.clip(model.core_use(cost, typical, calls, share), 1e-6, 1.0)
             use = np.asarray(np.round(desired, DIGITS), dtype=np.float64)
@@ -83,6 +86,7 @@ class ResourceTables:
             raise SimulationError(f"{where}: a limit holds 0 CPU seconds or more and refills at 0 to 1, got {bucket}")
         self.seconds = np.vstack([self.seconds, seconds])
         self.work = np.vstack([self.work, work])
+        self.again = np.vstack([self.again, again])
         self.rate = np.vstack([self.rate, rate])
         self.pace = np.vstack([self.pace, pace])
         self.stretch = 1.0 / self.pace

@@ -156,6 +156,10 @@ class LimitedLatencyModel(LatencyModel, Protocol):
         """Seconds of one call alone on a replica whose cores nothing limits, or with a GPU share. Arrays broadcast:
         [...] in, [...] out."""
 
+    def again_seconds(self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Floats:
+        """As ``work_seconds``, of a call that begins when another has just ended on the replica: at most as long, since
+        caches are still warm. Arrays broadcast: [...] in, [...] out."""
+
     def core_speedup(
         self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike, calls: ArrayLike
     ) -> Floats:

@@ -62,6 +62,15 @@ class ClusterLatencyModel:
             lambda share: self._gpu_seconds(node, tokens, share),
         )
 
+    def again_seconds(self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Floats:
+        """With a GPU share no shorter than any other call. Arrays broadcast: [...] in, [...] out."""
+        return _split(
+            cpu_cores,
+            gpu_share,
+            lambda cores, none: self._cores.again_seconds(node, tokens, cores, none),
+            lambda share: self._gpu_seconds(node, tokens, share),
+        )
+
     def throttle(self, node: NodeCost, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Throttle:
         burst = _split(
             cpu_cores,

@@ -57,6 +57,14 @@ class FittedLatencyModel:
         fit, _ = self._fit(node), self._share(1.0, gpu_share)
         return np.asarray(fit.apart(tokens) + fit.work(tokens))
 
+    def again_seconds(self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Floats:
+        """Seconds of a call that begins when another has just ended on the replica, from rounds of one call always in
+        flight; at most :meth:`work_seconds`. Raises ProfileError for a GPU share. Arrays broadcast: [...] in, [...]
+        out."""
+        fit, share = self._fit(node), np.minimum(1.0, self._share(cpu_cores, gpu_share))
+        warm_s = fit.apart_busy_s + fit.together_s(tokens, np.ones(np.shape(tokens)), share)
+        return np.asarray(np.minimum(warm_s, fit.apart(tokens) + fit.work(tokens)))
+
     def host_seconds(self, node: NodeCost, tokens: ArrayLike) -> Floats:
         """What a call takes whatever computes its product: its seconds outside its core, and on the core those of the
         shortest call that was measured (taking it from the wire, answering). At most :meth:`work_seconds`. Arrays

@@ -128,6 +128,7 @@ class Limited(Arithmetic):
 
     burst_s: float = 0.02
     alone_use: float = 0.8
+    warm: float = 1.0
 
     def seconds(self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Floats:
         limit, work = self.throttle(node, cpu_cores, gpu_share), self.work_seconds(node, tokens, gpu_share)
@@ -135,6 +136,9 @@ class Limited(Arithmetic):
 
     def work_seconds(self, node: NodeCost, tokens: ArrayLike, gpu_share: ArrayLike = 0.0) -> Floats:
         return np.asarray(self.base_s + np.asarray(tokens) * self.token_s)
+
+    def again_seconds(self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Floats:
+        return np.asarray(self.warm * self.work_seconds(node, tokens, gpu_share))
 
     def core_speedup(
         self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike, calls: ArrayLike
@@ -159,6 +163,7 @@ def random_limited(generator: np.random.Generator) -> Limited:
         scatter=Noise.lognormal(generator.choice([0.05, 0.3, 1.0])),
         burst_s=generator.uniform(0, 0.05),
         alone_use=generator.uniform(0.3, 1.0),
+        warm=generator.uniform(0.6, 1.0),
     )
 
 

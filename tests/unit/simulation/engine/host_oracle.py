@@ -8,29 +8,69 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import simpy
 
-from autoscaler.contract import Configuration
-from benchmarks.simulator.oracle import Node, PipelineModel, Replica
+from autoscaler.contract import Configuration, NodeInfo
+from benchmarks.simulator.oracle import Call, Node, PipelineModel, Replica
 from simulation.engine.draws import PASS, draw
 from simulation.engine.requests import Requests
 from simulation.engine.tables import atoms_of
 from simulation.workloads.workload import Workload
 
 
+@dataclass
+class Batch:
+    """Calls that a replica computes as one."""
+
+    calls: list[Call]
+    left_s: float
+    """Seconds it would still take with a core of its own."""
+
+
 class HostNode(Node):
-    """A node whose replicas share the machine: it keeps time and ends calls."""
+    """A node whose replicas share the machine: it keeps time, and ends batches."""
 
     pipeline: HostModel
+
+    def __init__(self, pipeline: HostModel, number: int, info: NodeInfo, configuration: Configuration) -> None:
+        super().__init__(pipeline, number, info, configuration)
+        self.batches: dict[Replica, Batch] = {}
 
     def catch_up(self, replica: Replica) -> None:
         self.pipeline.catch_up_all()
 
     def schedule(self, replica: Replica) -> None:
+        if replica.calls and replica not in self.batches:
+            self.begin(replica, again=False)
         self.pipeline.plan()
+
+    def begin(self, replica: Replica, again: bool) -> None:
+        """Compute all that the replica has; each call's own factor counts by its seconds alone."""
+
+        def seconds(tokens: int) -> float:
+            configuration, cost = replica.configuration, self.pipeline.workload.costs[self.info.id]
+            if not again or self.pipeline.limited is None:
+                return self.pipeline.seconds(self.info, configuration, tokens)
+            cores = self.pipeline.workload.cores(configuration)
+            return float(self.pipeline.limited.again_seconds(cost, tokens, cores, configuration.gpu_share))
+
+        calls = list(replica.calls)
+        alone = np.array([seconds(call.tokens) for call in calls])
+        factors = [call.left_s / self.pipeline.seconds(self.info, replica.configuration, call.tokens) for call in calls]
+        whole_s = seconds(sum(call.tokens for call in calls))
+        self.batches[replica] = Batch(calls, whole_s * float(np.average(factors, weights=alone)))
+
+    def end_batch(self, replica: Replica) -> None:
+        for call in self.batches.pop(replica).calls:
+            replica.calls.remove(call)
+            call.done.succeed()
+        if replica.calls:
+            self.begin(replica, again=True)
+        self.dispatch()
 
     def order(self, target: Configuration) -> None:
         self.pipeline.catch_up_all()
@@ -60,6 +100,7 @@ class HostModel(PipelineModel):
         super().__init__(workload, requests, configurations, orders, seed)
         assert workload.host is not None
         self.host = workload.host
+        self.most_tokens *= max(one.concurrency for one in [*configurations.values(), *(order[2] for order in orders)])
         infos = (*workload.segments, *workload.experts)
         self.nodes = [HostNode(self, k, info, configurations[info.function]) for k, info in enumerate(infos)]
         self.lines = {name: deque[simpy.Event]() for name in ("ingress", "front")}
@@ -135,7 +176,7 @@ class HostModel(PipelineModel):
         times = (1.0, *self.host.overlap)
         return times[self.inside - 1] if 1 <= self.inside <= len(times) else times[-1 if self.inside else 0]
 
-    def running(self) -> list[tuple[Node, Replica]]:
+    def running(self) -> list[tuple[HostNode, Replica]]:
         return [(node, replica) for node in self.nodes for replica in node.replicas if replica.calls]
 
     def catch_up_all(self) -> None:
@@ -151,16 +192,12 @@ class HostModel(PipelineModel):
                 limit = self.limit(node.info, replica.configuration)
                 given = self.given.get(replica, 0.0) if replica.calls else 0.0
                 if replica.calls and given:
-                    done_s = spent_s * self.speed(node, replica, given)
-                    for call in replica.calls:
-                        call.left_s -= done_s
+                    node.batches[replica].left_s -= spent_s * self.speed(node, replica, given)
                 level_s = min(replica.level_s, limit.burst_s) + (limit.refill - given) * spent_s
                 replica.level_s = min(limit.burst_s, max(0.0, level_s))
 
     def speed(self, node: Node, replica: Replica, given: float) -> float:
-        calls = len(replica.calls)
-        alone = self.speedup(node.info, replica.configuration, calls) / calls
-        return alone * given / self.use(node.info, replica.configuration, calls) / self.slow
+        return given / self.use(node.info, replica.configuration, len(replica.calls)) / self.slow
 
     def plan(self) -> None:
         """Deal out the cores, smallest wishes first, and wake up when the first thing ends."""
@@ -186,8 +223,8 @@ class HostModel(PipelineModel):
         coming += [(left_s / self.given[replica], replica) for replica, left_s in self.starting.items()]
         for node, replica in self.running():
             given = self.given[replica]
-            first_s = min(call.left_s for call in replica.calls)
-            coming.append((first_s / self.speed(node, replica, given), (node, replica, False)))
+            left_s = node.batches[replica].left_s
+            coming.append((left_s / self.speed(node, replica, given), (node, replica, False)))
             drain = given - self.limit(node.info, replica.configuration).refill
             if drain > 1e-12 and replica.level_s > 0:
                 coming.append((replica.level_s / drain, (node, replica, True)))
@@ -212,8 +249,5 @@ class HostModel(PipelineModel):
             what[1].level_s = 0.0
         else:
             node, replica, _ = what
-            call = min(replica.calls, key=lambda found: found.left_s)
-            replica.calls.remove(call)
-            call.done.succeed()
-            node.dispatch()
+            node.end_batch(replica)
         self.plan()

@@ -51,6 +51,17 @@ def test_the_ingress_serves_in_line() -> None:
     assert latency == pytest.approx([2.0, 1.5], abs=1e-6)
 
 
+def test_calls_that_wait_at_a_replica_are_computed_as_one_when_its_batch_ends() -> None:
+    """Calls of 1 + tokens / 10 seconds, 0.9 of it right after another; each request has a replica of the segments. The
+    expert computes the first's call from 2 to 4; those of the others come at 2.5 and 3.7, and their 30 tokens take 3.6
+    seconds together, not 1.8 and 2.7."""
+    model = Limited(base_s=1.0, token_s=0.1, alone_use=1.0, warm=0.9)
+    found, requests = one_expert([0.0, 0.5, 0.7], [10, 10, 20], model, host=NOTHING)
+    start = {node.function: configuration(3, concurrency=1) for node in found.segments}
+    latency, _ = simulate(Simulation(found, requests, start | {EXPERT: configuration(concurrency=4)}), [60.0])
+    assert latency == pytest.approx([6.0, 9.1, 9.9], abs=1e-6)
+
+
 def test_what_lies_before_the_ingress_is_a_line_too_and_uses_a_core() -> None:
     """The second request waits behind the first's way there; each way is half a second, at one core for everything."""
     host = replace(NOTHING, front_s=1.0)
@@ -125,12 +136,16 @@ def test_cold_starts_want_a_core_each() -> None:
 
 @pytest.mark.parametrize("window_s", [0.7, 5.0])
 def test_a_machine_with_room_and_an_ingress_without_work_is_what_the_stages_are(window_s: float) -> None:
+    """With one call at a time, as several are a batch here and share a replica there."""
     model = Limited(power=0.4, scatter=Noise.lognormal(0.4), burst_s=0.01)
     small_workload = workload((3, 2), model, hop_s=0.0)
     requests = draw_requests(small_workload, poisson(25, 400, 3), seed=3)
-    start = initial(small_workload, configuration(2, cpu_cores=0.3))
+    start = dict.fromkeys(initial(small_workload), configuration(2, cpu_cores=0.3, concurrency=1))
     moments = [float(moment) for moment in [*np.arange(window_s, 20, window_s), 500.0]]
-    orders = [(moments[0], "m-expert-0-1", configuration(3, cpu_cores=0.6)), (moments[2], EXPERT, configuration(1))]
+    orders = [
+        (moments[0], "m-expert-0-1", configuration(3, cpu_cores=0.6, concurrency=1)),
+        (moments[2], EXPERT, configuration(1, concurrency=1)),
+    ]
     apart, by_stage = simulate(Simulation(small_workload, requests, start), moments, orders)
     together, at_once = simulate(Simulation(replace(small_workload, host=NOTHING), requests, start), moments, orders)
     assert np.abs(apart - together).max() <= 1e-9
