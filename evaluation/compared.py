@@ -48,7 +48,7 @@ def compare(
     plans, settings, workers = out / "plans", out / "settings", workers or os.cpu_count() or 1
     short = replace(grid, seconds=min(grid.seconds, tuning.seconds))
     refused: dict[str, str] = {}
-    tasks = [(one, plans, tuning.trials) for one in _searches(short)]
+    tasks = [(one, plans, tuning.trials) for one in searches_of(short)]
     workers_of_plans = min(workers, len(tasks))
     with worker_processes(workers_of_plans) if workers_of_plans > 1 else nullcontext() as pool:
         for done, left_out in enumerate(map(_planned, tasks) if pool is None else pool.map(_planned, tasks)):
@@ -71,7 +71,7 @@ def compare(
     return evaluate(tuned, out, workers, on_group, refused), tuned, refused
 
 
-def _searches(grid: Grid) -> Iterator[Grid]:
+def searches_of(grid: Grid) -> Iterator[Grid]:
     """Parts of the grid that are searched independently of each other."""
     for workload in grid.workloads:
         for pattern in grid.patterns:

@@ -65,7 +65,7 @@ class Fetched:
     """Nothing was downloaded: the file was there and sound."""
 
 
-class _NotHereError(Exception):
+class NotHereError(Exception):
     """This address will not give the file, however often it is tried."""
 
 
@@ -83,10 +83,10 @@ def fetch(
         return present
     refusals: list[str] = []
     for address in what.addresses:
-        download = _Download(what, address, target, settings or FetchSettings(), progress)
+        download = Download(what, address, target, settings or FetchSettings(), progress)
         try:
             return download.run()
-        except _NotHereError as error:
+        except NotHereError as error:
             refusals.append(str(error))
     raise FetchError(
         f"{what.name} could not be fetched: {'; '.join(refusals)}. Fetch it elsewhere and put it at {target}"
@@ -106,7 +106,7 @@ def digest_of(path: Path, kind: str) -> str:
     return digest.hexdigest()
 
 
-class _Download:
+class Download:
     """One address into one file; pooch calls it for every try."""
 
     def __init__(
@@ -126,7 +126,7 @@ class _Download:
         )
 
     def run(self) -> Fetched:
-        """Raises FetchError and _NotHereError."""
+        """Raises FetchError and NotHereError."""
         pooch.get_logger().setLevel("WARNING")  # it reports every download on stderr
         tries, name = self._settings.tries, self._target.name
         files = pooch.create(
@@ -138,8 +138,8 @@ class _Download:
         except requests.RequestException as error:  # before OSError, which it is too
             host = urlsplit(self._address).hostname
             if self._reached or isinstance(error, requests.ReadTimeout):
-                raise _NotHereError(f"{host} gave up after {tries} tries ({_short(error)})") from error
-            raise _NotHereError(
+                raise NotHereError(f"{host} gave up after {tries} tries ({_short(error)})") from error
+            raise NotHereError(
                 f"{host} cannot be reached, there seems to be no internet from this machine ({_short(error)})"
             ) from error
         except OSError as error:
@@ -157,16 +157,16 @@ class _Download:
         self._reached = True
         status, host = response.status_code, urlsplit(response.url).hostname
         if urlsplit(self._address).scheme == "https" and urlsplit(response.url).scheme != "https":
-            raise _NotHereError(f"{urlsplit(self._address).hostname} sends on to an address without encryption")
+            raise NotHereError(f"{urlsplit(self._address).hostname} sends on to an address without encryption")
         if response.is_redirect or status in RETRIED:
             return
         if status != 200:
-            raise _NotHereError(f"{host} answered {status} {response.reason}".rstrip())
+            raise NotHereError(f"{host} answered {status} {response.reason}".rstrip())
         length = response.headers.get("Content-Length", "")
         total = int(length) if length.isdecimal() else None
         if total is not None:
             if self._settings.check and self._what.bytes is not None and total != self._what.bytes:
-                raise _NotHereError(f"the file at {host} has {total} bytes, the published one has {self._what.bytes}")
+                raise NotHereError(f"the file at {host} has {total} bytes, the published one has {self._what.bytes}")
             free = shutil.disk_usage(self._target.parent).free
             if total > free:
                 raise FetchError(f"{self._target.parent}: {total} bytes are still to come, {free} are free")

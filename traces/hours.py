@@ -79,10 +79,10 @@ def hours(path: Path, min_requests: int = 3, max_requests: int = 2**62) -> HourT
         gathered, first = _of_windows(path, min_requests, max_requests), 0
     elif file.format == "arrivals":
         whole = arrivals.read_arrivals(file.path)
-        gathered, first = _of_requests([Batch(whole.arrival_s)], path, min_requests, max_requests), 0
+        gathered, first = gather_requests([Batch(whole.arrival_s)], path, min_requests, max_requests), 0
         gathered.span_s = max(gathered.span_s, whole.duration_s)
     else:
-        gathered, first = _of_requests(loading.batches(file), path, min_requests, max_requests), 0
+        gathered, first = gather_requests(loading.batches(file), path, min_requests, max_requests), 0
     return gathered.table(path, file.format, first)
 
 
@@ -212,7 +212,7 @@ class _Sums:
             self.parts[row, end - 1] = self.parts.get((row, end - 1), 0) + extra
 
 
-def _of_requests(batches: Iterable[Batch], path: Path, fewest: int, most: int) -> _Gathered:
+def gather_requests(batches: Iterable[Batch], path: Path, fewest: int, most: int) -> _Gathered:
     gathered, sums = _Gathered(), _Sums()
     names: tuple[str, ...] = (path.name,)
     for batch in batches:

@@ -117,7 +117,7 @@ def replay(
     """
     folder = catalog.data_folder(data)
     part = Part(trace_name, row, start_s, duration_s, placement, seed, lengths)
-    trace = _load(part, folder)
+    trace = load_part(part, folder)
     if max_rps is not None and trace.requests:
         trace = scale.thin(trace, min(1.0, max_rps / (trace.mean_rps * speed)), seed)
     chosen = prompts.load_prompts(texts or _text_folder(folder), max_words)
@@ -143,7 +143,7 @@ def replay(
     if as_json:
         click.echo(json.dumps(summary))
     else:
-        _print_summary(summary, out)
+        print_summary(summary, out)
     if summary["failed"]:
         raise SystemExit(1)
 
@@ -189,7 +189,7 @@ class Part:
     lengths: Path | None = None
 
 
-def _load(part: Part, folder: Path | None) -> Trace:
+def load_part(part: Part, folder: Path | None) -> Trace:
     if part.name is not None:
         return loading.load(
             catalog.resolve(part.name, folder),
@@ -303,7 +303,7 @@ async def _stop_on_interrupt(stop: asyncio.Event) -> AsyncIterator[None]:
             loop.remove_signal_handler(number)
 
 
-def _print_summary(summary: dict[str, Any], out: Path) -> None:
+def print_summary(summary: dict[str, Any], out: Path) -> None:
     console = Console()
     table = Table(box=None, show_header=False, pad_edge=False)
     state = "complete" if summary["complete"] else "stopped early"

@@ -81,7 +81,7 @@ def certain(load: WindowLoad, meter: Meter, seed: int, groups: Sequence[Group] |
     physics, row = load.physics, 0
     # The run's own draws and not their mean: the bound is compared with that run, and a mean is no lower bound of it.
     every = [*physics.segments, *(rows for layer in physics.experts for rows in layer)]
-    factors = [_factors(rows, load, seed, node) for node, rows in enumerate(every)]
+    factors = [factors_of(rows, load, seed, node) for node, rows in enumerate(every)]
     if physics.workload.host is not None:
         # The least that a host's interference takes, times the pass's own factor, which all calls of a request share.
         host = physics.workload.host
@@ -94,8 +94,8 @@ def certain(load: WindowLoad, meter: Meter, seed: int, groups: Sequence[Group] |
     factors = factors[len(physics.segments) :]
     # What no choice of configurations changes: it is taken off λ once, and only the experts' seconds are searched.
     constant_s = physics.constant_s + physics.front.start_s + physics.front.answer_s
-    layers = _layers(load, factors)
-    spans = None if groups is None else _spans(load, through, layers)
+    layers = calls_by_layer(load, factors)
+    spans = None if groups is None else spans_of(load, through, layers)
     bounds = [
         Certain([[] for _ in physics.layers], constant_s + sum(group.mean(one) for one in through))
         for group in groups or (everyone(0),)
@@ -107,7 +107,7 @@ def certain(load: WindowLoad, meter: Meter, seed: int, groups: Sequence[Group] |
             if spans is not None:
                 # Only calls that can meet share a replica, so the fewer, the more busy seconds each has to itself.
                 ends = spans.from_s[number, calls.called], spans.until_s[number, calls.called]
-                meet = _meeting(*ends, rows.rate.shape[1])
+                meet = most_meeting(*ends, rows.rate.shape[1])
             possible, charged = _charged(load, rows, calls.work, meet, meter)
             # Eq. (2) with the largest single request: at least that many tokens are in flight at its peak.
             least = physics.least_memory(node, float(load.tokens(row).max(initial=0)))
@@ -119,7 +119,7 @@ def certain(load: WindowLoad, meter: Meter, seed: int, groups: Sequence[Group] |
     return bounds
 
 
-def _layers(load: WindowLoad, factors: list[Floats]) -> list[list[_Calls]]:
+def calls_by_layer(load: WindowLoad, factors: list[Floats]) -> list[list[_Calls]]:
     """[layers, experts]; ``factors``: of each expert, [scatters, count]."""
     layers, row = [], 0
     for layer in load.physics.experts:
@@ -176,7 +176,7 @@ def _calls(physics: Physics, rows: NodeRows, tokens: Tokens, factors: Floats, se
     return _Calls(called, work, rows.alone_s(work) + front_s[called])
 
 
-def _spans(load: WindowLoad, through: list[Floats], layers: list[list[_Calls]]) -> _Spans:
+def spans_of(load: WindowLoad, through: list[Floats], layers: list[list[_Calls]]) -> _Spans:
     """``through``: [count] seconds of each request in each segment; ``layers``: the experts' calls."""
     physics = load.physics
     fastest = np.zeros((len(physics.layers), load.count))
@@ -196,7 +196,7 @@ def _spans(load: WindowLoad, through: list[Floats], layers: list[list[_Calls]]) 
     return _Spans(before, before + fastest + np.maximum(left, 0.0) + ROUNDING_S)
 
 
-def _meeting(from_s: Floats, until_s: Floats, most: int) -> Ints:
+def most_meeting(from_s: Floats, until_s: Floats, most: int) -> Ints:
     """[calls]: with how many calls, itself included, each can be in service at the same time; 1 to ``most``."""
     # Spans that have begun when this one ends, less those that ended before it begins: all that overlap it.
     begun = np.searchsorted(np.sort(from_s), until_s, side="right")
@@ -204,7 +204,7 @@ def _meeting(from_s: Floats, until_s: Floats, most: int) -> Ints:
     return np.asarray(np.clip(begun - ended, 1, most))
 
 
-def _factors(rows: NodeRows, load: WindowLoad, seed: int, node: int) -> Floats:
+def factors_of(rows: NodeRows, load: WindowLoad, seed: int, node: int) -> Floats:
     """[scatters, count]: the simulation's own draws for the calls of one node; it numbers segments first."""
     key = np.uint64(kernel.stream_key(seed, kernel.SERVICE, node))
     return _drawn(key, load.first, load.last, rows.noise)

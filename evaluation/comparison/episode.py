@@ -110,11 +110,11 @@ def prepare(grid: Grid, group: Group) -> Work:
 
     Raises EvaluationError, TraceError, SimulationError.
     """
-    return _prepared(replace(grid, policies=("static",), plans=None, settings=None, bound=False), group)
+    return prepared_once(replace(grid, policies=("static",), plans=None, settings=None, bound=False), group)
 
 
 @lru_cache(maxsize=32)
-def _prepared(grid: Grid, group: Group) -> Work:
+def prepared_once(grid: Grid, group: Group) -> Work:
     trace_arrivals = arrivals(grid, group)
     mean_rps = grid.mean_rps or trace_arrivals.arrival_s.size / trace_arrivals.seconds
     workload = grid.workload_of(group, mean_rps)

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ class Grid:
                 f"{BURST_SUFFIX}; got {', '.join(self.policies)!r}"
             )
         for policy in self.policies:
-            _check_loads(without_burst(policy))
+            _check_loads(without_burst(policy), *maker_file(policy).values())
         if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
             raise EvaluationError(f"seeds are whole numbers from 0, each once; got {self.seeds}")
         most = 512 if self.custom is None else MOST_TOKENS
@@ -265,8 +266,10 @@ def maker_file(policy: str) -> dict[str, str]:
         raise EvaluationError(f"policy is {policy!r}, which cannot be loaded: {error}") from error
 
 
-def _check_loads(policy: str) -> None:
-    """Raises EvaluationError, before anything is simulated, where a policy of one's own cannot be loaded."""
+@cache  # a grid is made again for each search and each part of the runs, and a file's code runs when it is loaded
+def _check_loads(policy: str, file_sha256: str = "") -> None:
+    """Raises EvaluationError, before anything is simulated, where a custom policy cannot be loaded. A text of a file
+    (``file_sha256``) that loads is not loaded again."""
     if ":" not in policy:
         return
     try:

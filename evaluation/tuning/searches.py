@@ -114,13 +114,13 @@ def _missing(grid: Grid, cell: Group, paths: Sequence[Path], refused: dict[str, 
     missing = [(seed, path) for seed, path in zip(grid.seeds, paths, strict=True) if not path.is_file()]
     if refused is None:
         return [seed for seed, _ in missing]
-    reasons = {path: _refusal(_validation(grid), replace(cell, seed=seed)) for seed, path in missing}
+    reasons = {path: refusal_of(_validation(grid), replace(cell, seed=seed)) for seed, path in missing}
     refused.update({path.stem: reason for path, reason in reasons.items() if reason})
     return [seed for seed, path in missing if not reasons[path]]
 
 
 @lru_cache(maxsize=HOURS_KEPT)
-def _refusal(grid: Grid, group: Group) -> str:
+def refusal_of(grid: Grid, group: Group) -> str:
     """Why nothing can be measured in an hour; empty where it can."""
     try:
         prepare(grid, group)
@@ -132,7 +132,7 @@ def _refusal(grid: Grid, group: Group) -> str:
 def _constants(
     grid: Grid, policy: str, cell: Group, settings: SearchSettings, progress: Callable[[str, Trial], object]
 ) -> Constants:
-    hours = _measurable(lambda seed: _hour(_validation(grid), replace(cell, seed=seed)), grid.seeds[:SEEDS])
+    hours = _measurable(lambda seed: prepared_hour(_validation(grid), replace(cell, seed=seed)), grid.seeds[:SEEDS])
     if policy.endswith(BURST_SUFFIX) and hours[0].work.workload.host is not None:
         raise EvaluationError(f"standbys are not simulated on one shared machine; leave {policy} out")
     name = stem(policy, cell.workload, cell.pattern)
@@ -145,7 +145,7 @@ def _validation(grid: Grid) -> Grid:
 
 
 @lru_cache(maxsize=HOURS_KEPT)
-def _hour(grid: Grid, group: Group) -> Hour:
+def prepared_hour(grid: Grid, group: Group) -> Hour:
     return hour_of(prepare(grid, group))
 
 
@@ -208,7 +208,7 @@ def _stretches(work: Work, stretch_s: float) -> tuple[WindowLoad, ...]:
 
 def _store(grid: Grid, policy: str, group: Group, result: Found | Constants, out: Path) -> None:
     if isinstance(result, Constants):
-        hour = _hour(_validation(grid), group)
+        hour = prepared_hour(_validation(grid), group)
         requests, chosen, words = hour.work.requests, hour.deployment(result.configurations), result.best.words
     else:
         one = profile(_validation(grid), group, PLANNED[policy].axes)

@@ -86,7 +86,7 @@ def _relu(x: Floats) -> None:
     np.maximum(x, np.float32(0), out=x)
 
 
-_ACTIVATIONS: Mapping[str, Callable[[Floats], None]] = {
+ACTIVATIONS: Mapping[str, Callable[[Floats], None]] = {
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
     "relu": _relu,
@@ -164,7 +164,7 @@ def load_expert(directory: Path, manifest: Manifest, node_id: str) -> ArraysExpe
     if tensors:
         raise ManifestError(f"{path}: tensor {min(tensors)!r} belongs to nothing this family computes.")
     limit: float | None = numbers.get("swiglu_limit")
-    activation = _ACTIVATIONS[numbers["activation"]] if limit is None else _clamped(numbers["swiglu_alpha"], limit)
+    activation = ACTIVATIONS[numbers["activation"]] if limit is None else _clamped(numbers["swiglu_alpha"], limit)
     return ArraysExpert(node_id, into, out, activation, gated, limit)
 
 

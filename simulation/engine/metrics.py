@@ -80,20 +80,20 @@ class SimulatedMetrics:
         values[Series.REQUEST_TOKENS][pipeline,] = float(simulation.requests.tokens[finished].sum(dtype=np.int64))
         values[Series.REQUESTS_IN_FLIGHT][pipeline,] = float(last.in_flight)
         histograms: dict[Series, dict[Key, Buckets]] = {
-            Series.REQUEST_SECONDS: {(pipeline,): _buckets(sum_of([w.request_histogram[None] for w in windows]))[0]},
+            Series.REQUEST_SECONDS: {(pipeline,): buckets_of(sum_of([w.request_histogram[None] for w in windows]))[0]},
             Series.ARRIVAL_RATES: {
                 (pipeline, f"{look_back_s:g}"): cumulative((*RATES, math.inf), self._rates(windows, look_back_s))
                 for look_back_s in LOOK_BACKS_S
             },
             Series.LAYER_BARRIER_SECONDS: {
                 (pipeline, str(layer)): buckets
-                for layer, buckets in enumerate(_buckets(sum_of([window.barrier for window in windows])))
+                for layer, buckets in enumerate(buckets_of(sum_of([window.barrier for window in windows])))
             },
         }
         counts: Values = {Series.REPLICA_CPU_SECONDS: {}, Series.REPLICA_MEMORY_BYTES: {}}
         measured: Values = {Series.REPLICA_CPU_SECONDS: {}}
         self._add_nodes(windows, values, counts, measured)
-        p95_s = _quantiles(SLO_QUANTILE, sum_of([window.histogram for window in windows]))
+        p95_s = quantiles_of(SLO_QUANTILE, sum_of([window.histogram for window in windows]))
         keys = [(pipeline, node.id) for node in simulation.nodes]
         tails: Values = {
             Series.NODE_CALL_SECONDS: {key: one for key, one in zip(keys, p95_s, strict=True) if one is not None}
@@ -189,12 +189,12 @@ def sum_of(arrays: Sequence[Ints]) -> Ints:
     return np.asarray(np.sum(arrays, axis=0), dtype=np.int64)
 
 
-def _buckets(counts: Ints) -> list[Buckets]:
+def buckets_of(counts: Ints) -> list[Buckets]:
     """One histogram a row of ``counts [rows, bounds]``."""
     return [cumulative(BOUNDS_OF_HISTOGRAMS, row) for row in counts]
 
 
-def _quantiles(q: float, counts: Ints) -> list[float | None]:
+def quantiles_of(q: float, counts: Ints) -> list[float | None]:
     """:func:`autoscaler.state.quantiles.histogram_quantile` of each row of ``counts [rows, bounds]``, at once, but for
     rounding in the first bucket; ``q`` above 0."""
     below = np.cumsum(counts, axis=1).astype(np.float64)

@@ -177,7 +177,7 @@ def _run(settings: RunSettings) -> None:
         console.print(_parity_line(parity))
         calling = chosen.choose(CALLERS, settings.seed)
         calls: list[Callable[[], object]] = [partial(send, client, manifest.name, text) for text in calling]
-        mean_rps = _overload(calls, own_cpu_s, settings, hour, console)
+        mean_rps = overload_of(calls, own_cpu_s, settings, hour, console)
         trace = in_length_and_rate(hour, settings.seconds, mean_rps, settings.seed)
         texts = chosen.choose(trace.requests, settings.seed)
         slo_s = settings.slo_ms / 1000 if settings.slo_ms else default_slo_s(settings, manifest, directory, texts)
@@ -188,7 +188,9 @@ def _run(settings: RunSettings) -> None:
         )  # fmt: skip
         with _metrics(settings, client.url, console) as prometheus_url:
             scaled = replace(scaled, prometheus_url=prometheus_url)
-            baseline = _baseline(scaled, client, console) if settings.baseline and settings.policy != "static" else None
+            baseline = (
+                measure_baseline(scaled, client, console) if settings.baseline and settings.policy != "static" else None
+            )
             console.print(f"the same prompts, scaled by [bold]{settings.policy}[/]:")
             since_s = time.time()
             result = scaled.run(client, console)
@@ -225,7 +227,7 @@ def default_slo_s(settings: RunSettings, manifest: Manifest, directory: Path, te
     return round_slo_s(settings.slo_factor * pass_s)
 
 
-def _baseline(scaled: ScaledReplay, client: GatewayClient, console: Console) -> dict[str, Any]:
+def measure_baseline(scaled: ScaledReplay, client: GatewayClient, console: Console) -> dict[str, Any]:
     """What the same prompts meet where nothing is scaled."""
     console.print("first as deployed, nothing scaled:")
     static = replace(scaled, policy="static", policy_settings={}, plan=None, out=scaled.out / "baseline")
@@ -269,7 +271,7 @@ def _check_policy(settings: RunSettings, directory: Path) -> None:
         raise SmoeError(f"--policy {settings.policy}: {error}{hint}") from error
 
 
-def _overload(
+def overload_of(
     calls: Sequence[Callable[[], object]],
     spent_s: Callable[[], float],
     settings: RunSettings,

@@ -221,7 +221,7 @@ def _measure(
     try:
         client = GatewayClient.from_state(work)
         notes = client.info().get("notes", [])
-        _require_limits(notes)
+        require_limits(notes)
         deployment = DeploymentSettings(ingress_concurrency=INGRESS_CONCURRENCY)
         deployments = {entry["envVars"]["smoe_nodes"]: entry for entry in function_deployments(manifest, deployment)}
         with _Bar(console) as bar:
@@ -233,7 +233,7 @@ def _measure(
         lifecycle.stop_process(process)
 
 
-def _require_limits(notes: list[str]) -> None:
+def require_limits(notes: list[str]) -> None:
     """A profile without limits would be of something else."""
     for note in notes:
         if "not enforced" in note:

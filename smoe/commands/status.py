@@ -66,7 +66,7 @@ def status(state: Path, gateway_url: str | None, password_file: Path | None, ver
             json.dumps({"gateway": client.url, "info": client.info(), "functions": functions, "work": done}, indent=2)
         )
     else:
-        Console().print(_table(client.url, functions, work, unread))
+        Console().print(functions_table(client.url, functions, work, unread))
         _print_instances(client, functions)
         for note in client.info().get("notes", []) if verbose else ():
             click.echo(f"note: {note}")
@@ -156,7 +156,7 @@ def _calls(function: Mapping[str, Any], done: Work | None, unread: Collection[st
     return f"{function.get('invocationCount', 0):.0f}"
 
 
-def _table(url: str, functions: Functions, work: Mapping[str, Work], unread: Collection[str] = ()) -> Table:
+def functions_table(url: str, functions: Functions, work: Mapping[str, Work], unread: Collection[str] = ()) -> Table:
     table = Table(
         title=f"{len(functions)} functions at {url}",
         title_justify="left",

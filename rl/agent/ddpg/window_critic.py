@@ -174,7 +174,7 @@ class WindowCritic(nn.Module):
         experts = self._experts(batch, embedded, features)
         each, weight = experts.hidden, _weight(experts.p95) * mask
         mean, count = masked_mean(each, mask).unsqueeze(2), mask.sum(-1)[:, None, None]
-        beside = _largest_beside(each.masked_fill(~mask[..., None], 0.0))
+        beside = largest_of_others(each.masked_fill(~mask[..., None], 0.0))
         weight_beside = weight.sum(-1, keepdim=True) - weight
         pooled, price, values = _Beside.of(self._layers(experts, mask)), _price(features), []
         pipeline = batch.pipeline[:, None, None]
@@ -282,7 +282,7 @@ class _Beside:
 
     @classmethod
     def of(cls, layers: Layers) -> _Beside:
-        largest = _largest_beside(layers.hidden)
+        largest = largest_of_others(layers.hidden)
         return cls(layers, layers.hidden.mean(1), largest, layers.barrier.exp().mean(1))
 
     def with_one(self, layer: Layers, *, expand: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -346,7 +346,7 @@ def _zeroed(inputs: int, outputs: int) -> nn.Linear:
     return linear
 
 
-def _largest_beside(values: Tensor) -> Tensor:
+def largest_of_others(values: Tensor) -> Tensor:
     """[.., K, h] of ``values`` [.., K, h], none below 0: for each the largest of the others; 0 where it is alone."""
     if values.shape[-2] == 1:
         return torch.zeros_like(values)

@@ -46,7 +46,7 @@ def measure_transitions(
         starts_s, drains_s = [], []
         for _ in range(count):
             on_kind("cold start and drain", 0.4 / count)
-            started_s, drained_s = _scale(bench, node)
+            started_s, drained_s = scale_once(bench, node)
             starts_s.append(started_s)
             drains_s.append(drained_s)
         rows += [_row(node, "cold_start", starts_s, setting, share), _row(node, "drain", drains_s, setting, share)]
@@ -60,21 +60,21 @@ def measure_transitions(
     return rows + [_row(node, kind, values, low, 0.0) for kind, values in seconds.items()]
 
 
-def _scale(bench: Bench, node: str) -> tuple[float, float]:
+def scale_once(bench: Bench, node: str) -> tuple[float, float]:
     """Seconds of one start and one drain next to a running replica."""
     function = bench.functions[node]
     with function.changes() as changes:
         changes.next(TIMEOUT_S)
         begun_s = time.perf_counter()
         function.scale(2)
-        started_s = _until(changes, lambda state: len(state.ready) == 2, begun_s, f"the second replica of {node}")
+        started_s = seconds_until(changes, lambda state: len(state.ready) == 2, begun_s, f"replica 2 of {node}")
         begun_s = time.perf_counter()
         function.scale(1)
-        drained_s = _until(changes, lambda state: len(state.replicas) == 1, begun_s, f"the drain of {node}")
+        drained_s = seconds_until(changes, lambda state: len(state.replicas) == 1, begun_s, f"the drain of {node}")
     return started_s, drained_s
 
 
-def _until(changes: Changes, reached: Callable[[Snapshot], bool], begun_s: float, what: str) -> float:
+def seconds_until(changes: Changes, reached: Callable[[Snapshot], bool], begun_s: float, what: str) -> float:
     end_s = begun_s + TIMEOUT_S
     while (left_s := end_s - time.perf_counter()) > 0:
         try:

@@ -95,7 +95,7 @@ def _warn_of_another(profile: Profile, who: str) -> None:
     """Say once that ``who`` plans with a profile of another machine than this one, which nobody named."""
     difference = differences(profile.metadata, this_machine())
     if difference:
-        _warn_once(
+        warn_once(
             f"{who} plans with a profile of another machine: {difference}. "
             f"`smoe lab profile {profile.metadata.pipeline}` "
             f"measures this one (policy setting profile); other_machine = true states that the other one is meant"
@@ -103,5 +103,5 @@ def _warn_of_another(profile: Profile, who: str) -> None:
 
 
 @cache
-def _warn_once(sentence: str) -> None:
+def warn_once(sentence: str) -> None:
     log.warning("%s", sentence)

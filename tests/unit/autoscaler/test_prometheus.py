@@ -161,7 +161,7 @@ def prometheus(folder: Path, config: str) -> Iterator[str]:
         stderr=subprocess.DEVNULL,
     )
     try:
-        _poll(lambda: requests.get(f"http://{address}/-/ready", timeout=2).status_code == 200, 30)
+        poll_prometheus(lambda: requests.get(f"http://{address}/-/ready", timeout=2).status_code == 200, 30)
         yield f"http://{address}"
     finally:
         process.terminate()
@@ -174,7 +174,7 @@ def _samples(url: str, window_s: float) -> float:
     return float(rows[0]["value"][1]) if rows else 0.0
 
 
-def _poll(done: object, limit_s: float) -> None:
+def poll_prometheus(done: object, limit_s: float) -> None:
     end_s = time.monotonic() + limit_s
     while time.monotonic() < end_s:
         try:
@@ -248,7 +248,7 @@ def test_a_real_server_scraping_the_same_targets_gives_the_direct_scrape_s_numbe
             for attempt in range(4):
                 direct.observe(time.time(), window_s)
                 first_s = time.time()
-                _poll(
+                poll_prometheus(
                     lambda since=first_s: time.time() - since > window_s and _samples(url, window_s) >= 2 * window_s, 40
                 )
                 now_s = time.time()

@@ -36,7 +36,7 @@ from gateway.metrics import GatewayMetrics
 from tests.doubles.fake_platform import FakePlatform
 from tests.unit.autoscaler.builders import configuration, observation
 from tests.unit.autoscaler.servers import serve
-from tests.unit.autoscaler.test_prometheus import _poll, prometheus
+from tests.unit.autoscaler.test_prometheus import poll_prometheus, prometheus
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 RULES = DEPLOY / "prometheus" / "rules.yaml"
@@ -344,7 +344,7 @@ def test_every_panel_shows_something_and_recorded_numbers_are_right_on_a_real_pr
         def empty() -> list[str]:
             return [title for title, expression in panels() if not ask(chosen(expression))]
 
-        _poll(lambda: not empty(), 40)
+        poll_prometheus(lambda: not empty(), 40)
         assert empty() == []
         targets = requests.get(f"{url}/api/v1/targets?state=active", timeout=100).json()["data"]["activeTargets"]
         assert sorted(one["labels"]["job"] for one in targets) == sorted(SEEN_IN_A_CLUSTER)

@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from functions.applications import resolver_for
 from functions.dispatch import resolvers
 from functions.dispatch.replicas import FunctionReplicas, ReplicaAddress
 from functions.dispatch.resolvers import FeedResolver, TemplateResolver
+from functions.serving.settings import from_environment
+from moe.manifest import load
 from tests.unit.functions.conftest import turns
 
 
@@ -151,3 +154,13 @@ def test_addresses_that_are_no_http_urls_are_refused(url: str) -> None:
         FeedResolver(url, None)
     with pytest.raises(ValueError, match="http://"):
         TemplateResolver(url, ["a"])
+
+
+def test_without_a_feed_the_ingress_finds_functions_by_the_address_template(bert: Path) -> None:
+    given = {
+        "smoe_pipeline": str(bert),
+        "smoe_nodes": "ingress",
+        "smoe_address_template": "http://{function}.here:8080",
+    }
+    resolver = resolver_for(from_environment(given), load(bert, verify=False))
+    assert isinstance(resolver, TemplateResolver)

@@ -132,6 +132,7 @@ def test_routers_choose_the_same_experts_with_the_same_gates(family: str, tmp_pa
         pytest.param("gpt2", {"scale_attn_weights": False}, id="gpt2-no-scale"),
         pytest.param("gpt2", {"tie_word_embeddings": False}, id="gpt2-untied"),
         pytest.param("gpt2", {"activation_function": "gelu"}, id="gpt2-exact-gelu"),
+        pytest.param("gpt2", {"reorder_and_upcast_attn": True}, id="gpt2-upcast"),
         pytest.param("bert2bert", {"num_hidden_layers": 1}, id="bert2bert-short-decoder"),
         pytest.param("mixtral", {"sliding_window": 5}, id="mixtral-window"),
         pytest.param("mixtral", {"num_key_value_heads": 4}, id="mixtral-all-heads"),

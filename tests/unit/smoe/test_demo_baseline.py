@@ -43,7 +43,7 @@ def test_the_baseline_replays_the_same_requests_under_static_into_a_folder_of_it
     scaled = Recorded(
         "minilm", tmp_path, tmp_path, tmp_path / "out", trace, ["a"], 0.3, "hpa", {"cpu_target": 0.5}, 5.0, 4, 7
     )
-    summary: Any = demo._baseline(scaled, None, Console(file=StringIO()))  # type: ignore[arg-type]
+    summary: Any = demo.measure_baseline(scaled, None, Console(file=StringIO()))  # type: ignore[arg-type]
     (run,) = RUNS
     assert (run.policy, run.policy_settings, run.out) == ("static", {}, tmp_path / "out" / "baseline")
     assert (run.trace, run.texts, run.seed, run.slo_s) == (trace, ["a"], 7, 0.3)
@@ -107,7 +107,7 @@ def test_what_is_answered_as_deployed_is_measured_whatever_rate_is_asked_for(
     even = Trace(arrival_s=np.arange(0.0, 3600.0), duration_s=3600.0, source="even", sha256="")
     settings = demo.RunSettings(pipeline="minilm", state=tmp_path, data=None, mean_rps=given)
     said = StringIO()
-    rate = demo._overload([lambda: None] * 2, lambda: 0.0, settings, even, Console(file=said, width=200))
+    rate = demo.overload_of([lambda: None] * 2, lambda: 0.0, settings, even, Console(file=said, width=200))
     assert rate == pytest.approx(expected, rel=0.01) and measured == [2]
     assert f"ask for {1.6 * expected / 16:.2g} times that" in said.getvalue()
     assert ("no overload" in said.getvalue()) == (expected < 10)
@@ -121,6 +121,6 @@ def test_cores_that_are_busy_as_deployed_bound_the_rate_and_the_run_says_so(
     even = Trace(arrival_s=np.arange(0.0, 3600.0), duration_s=3600.0, source="even", sha256="")
     settings = demo.RunSettings(pipeline="minilm", state=tmp_path, data=None)
     said = StringIO()
-    rate = demo._overload([], lambda: 0.0, settings, even, Console(file=said, width=200))
+    rate = demo.overload_of([], lambda: 0.0, settings, even, Console(file=said, width=200))
     assert rate == pytest.approx(9.0, rel=0.01)  # three quarters of 12
     assert "no overload" in said.getvalue() and "--cpu-scale" in said.getvalue()

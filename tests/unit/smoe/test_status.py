@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from smoe.commands import status as module
-from smoe.commands.status import Work, _table, status, work_of
+from smoe.commands.status import Work, functions_table, status, work_of
 
 
 def function(name: str, nodes: str = "") -> dict[str, object]:
@@ -96,6 +96,6 @@ def test_a_row_of_the_default_decoder_is_whole_at_80_columns() -> None:
     expert = {**function("smollm2-expert-10-3", "expert-10-3"), "availableReplicas": 1, "replicas": 1}
     work = {"smollm2-expert-10-3": Work(123456, 9, {1.0: 9, float("inf"): 9}), "smollm2-segment-10": Work(1234567, 9)}
     screen = StringIO()
-    Console(width=80, file=screen).print(_table("http://127.0.0.1:8080", [row, expert], work))
+    Console(width=80, file=screen).print(functions_table("http://127.0.0.1:8080", [row, expert], work))
     shown = screen.getvalue()
     assert "3776Mi" in shown and "1234567" in shown and "…" not in shown

@@ -259,11 +259,11 @@ def test_senseless_request_ranges_are_refused(fewest: int, most: int) -> None:
 @given(st.integers(0, 10_000), st.sampled_from([0.5, 2.0, 5.0]))
 def test_streaming_an_arrivals_hour_gives_the_trace_cv(seed: int, cv: float) -> None:
     from traces.batches import Batch
-    from traces.hours import _of_requests
+    from traces.hours import gather_requests
 
     trace = synthetic(300, 7200, cv, seed)
     pieces = [Batch(part) for part in np.array_split(trace.arrival_s, 7)]
-    table = _of_requests(pieces, Path("x"), 3, 10**6).table(Path("x"), "arrivals", 0)
+    table = gather_requests(pieces, Path("x"), 3, 10**6).table(Path("x"), "arrivals", 0)
     for index in range(table.size):
         start = int(table.start_s[index])
         ends_here = start + HOUR_S == trace.duration_s

@@ -17,7 +17,7 @@ from tests.unit.traces.conftest import Script
 from traces import catalog, commands
 from traces.commands import traces
 from traces.errors import FetchError, TraceError
-from traces.fetch import Fetched, FetchSettings, _Download, _NotHereError, fetch
+from traces.fetch import Download, Fetched, FetchSettings, NotHereError, fetch
 from traces.published import PUBLISHED, Checksum, Published, published
 
 CONTENT = bytes(range(256)) * 5000
@@ -180,8 +180,8 @@ def test_progress_grows_to_the_whole_size_and_begins_again_with_the_next_try(ser
 def test_an_address_without_encryption_is_not_followed(tmp_path: Path) -> None:
     answer = requests.Response()
     answer.status_code, answer.url = 200, "http://elsewhere/file"
-    download = _Download(what("https://here/file"), "https://here/file", tmp_path, FetchSettings(), lambda *_: None)
-    with pytest.raises(_NotHereError, match="here sends on to an address without encryption"):
+    download = Download(what("https://here/file"), "https://here/file", tmp_path, FetchSettings(), lambda *_: None)
+    with pytest.raises(NotHereError, match="here sends on to an address without encryption"):
         download._look_at_answer(answer)
 
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from traces import catalog, prompts
 from traces.commands import replay, traces
 from traces.errors import NoMatchError, ReplayError, TraceError
-from traces.replay_command import Part, _load, _print_summary
+from traces.replay_command import Part, load_part, print_summary
 
 
 def test_real_texts_are_read_from_each_known_format_and_cut(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_people_get_a_row_for_each_number_that_is_known(
         "latency_s": quantiles, "from_schedule_s": None, "lateness_s": quantiles, "slo_attainment": 0.875,
         "slo_s": 0.25, "answered_rps": None, "trace": {"source": "mine", "sha256": "0" * 64},
     }  # fmt: skip
-    _print_summary(summary, Path("out"))
+    print_summary(summary, Path("out"))
     rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert rows[:6] == [
         "requests 9 of 12 (stopped early), 1 failed",
@@ -193,7 +193,7 @@ def test_the_real_bursty_hour_is_what_the_readme_of_the_data_says() -> None:
 def test_a_part_of_the_bursty_hour_is_replayed(
     start_s: float | None, duration_s: float | None, span: tuple[int, int]
 ) -> None:
-    hour = _load(Part(None, None, None, None, "uniform", 0), None)
-    part = _load(Part(None, None, start_s, duration_s, "uniform", 0), None)
+    hour = load_part(Part(None, None, None, None, "uniform", 0), None)
+    part = load_part(Part(None, None, start_s, duration_s, "uniform", 0), None)
     inside = (hour.arrival_s >= span[0]) & ((hour.arrival_s < span[1]) | (span[1] == hour.duration_s))
     assert part.requests == int(inside.sum()) and part.duration_s == span[1] - span[0]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from autoscaler.contract import ConfigurationSpace
 from autoscaler.prices import Meter
 from evaluation.bound.bounds import deterministic, lower_bound
-from evaluation.bound.certain import _layers, _meeting, _spans
+from evaluation.bound.certain import calls_by_layer, most_meeting, spans_of
 from evaluation.bound.loads import WindowLoad, expected_tables, peak_tokens, windows
 from evaluation.bound.oracle import alone, cheapest_feasible, simulate_numbers
 from evaluation.bound.physics import Physics
@@ -157,7 +157,7 @@ def test_calls_can_meet_where_their_spans_overlap(spans: list[tuple[int, int]], 
     until_s = np.array([begin + length for begin, length in spans], float)
     ends = list(zip(from_s, until_s, strict=True))
     oracle = [sum(a <= until and begin <= b for a, b in ends) for begin, until in ends]
-    assert _meeting(from_s, until_s, most).tolist() == [min(most, count) for count in oracle]
+    assert most_meeting(from_s, until_s, most).tolist() == [min(most, count) for count in oracle]
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 9)), max_size=20), st.integers(0, 5))
@@ -175,10 +175,10 @@ def test_spans_end_where_the_rest_of_the_pass_and_the_slo_meet() -> None:
     load = window(0.2, 10.0, 2.0, 4)
     through = [np.full(load.count, seconds) for seconds in (0.001, 0.002, 0.003)]
     factors = [np.ones((1, load.count)) for _ in range(4)]
-    spans = _spans(load, through, _layers(load, factors))
+    spans = spans_of(load, through, calls_by_layer(load, factors))
     assert np.allclose(spans.from_s[0], load.arrival_s + 0.001 + 0.001 + 0.0005)
     assert np.allclose(spans.until_s[1], load.arrival_s + 0.2 - 0.003 - 0.0005)
-    late = _spans(with_slo(load, 0.001), through, _layers(load, factors))
+    late = spans_of(with_slo(load, 0.001), through, calls_by_layer(load, factors))
     assert (late.until_s >= late.from_s).all()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from evaluation.bound.certain import _factors
+from evaluation.bound.certain import factors_of
 from evaluation.bound.loads import WindowLoad
 from evaluation.bound.physics import Physics
 from simulation.engine.requests import draw_requests
@@ -19,6 +19,6 @@ def test_factors_of_calls_are_the_simulations(seed: int, node: int) -> None:
     requests = draw_requests(workload, np.linspace(0, 9, 40), seed=1)
     physics = Physics(workload, requests.most_tokens)
     rows = physics.experts[0][0]
-    factors = _factors(rows, WindowLoad(physics, requests, 5, 30, 10.0), seed, node)
+    factors = factors_of(rows, WindowLoad(physics, requests, 5, 30, 10.0), seed, node)
     assert np.array_equal(factors, call_factors(rows.noise, seed, node, 5, 30))
     assert len(np.unique(factors)) > 5

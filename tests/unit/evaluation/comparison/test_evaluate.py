@@ -20,6 +20,7 @@ from evaluation.bound.physics import Physics
 from evaluation.comparison import episode, learnt_files, run
 from evaluation.comparison.episode import BOUND, beyond_cluster, check_binding, prepare
 from evaluation.comparison.errors import EvaluationError
+from evaluation.comparison.figures import figure_7
 from evaluation.comparison.grid import Grid
 from evaluation.comparison.report import heading, write_report
 from evaluation.comparison.run import evaluate
@@ -109,6 +110,14 @@ def test_the_report_holds_every_run(grid: Grid, out: Path, summaries: list[dict[
     assert "data:image/png" in paths.html.read_text()
     assert len(json.loads(paths.json.read_text())["runs"]) == 6
     assert all(path.stat().st_size > 10_000 for path in paths.figures)
+
+
+def test_the_costs_of_the_burstiest_pattern_are_drawn(summaries: list[dict[str, Any]], tmp_path: Path) -> None:
+    calm = [{**run, "pattern": "normal", "provisioned_experts": 9.0} for run in runs_of(summaries)]
+    both, alone = tmp_path / "both.png", tmp_path / "alone.png"
+    figure_7(both, [*summaries, *calm], {})
+    figure_7(alone, summaries, {})
+    assert both.read_bytes() == alone.read_bytes()
 
 
 def test_every_result_says_what_its_seconds_are_of_and_shows_costs_and_decision_times(
@@ -244,7 +253,7 @@ def test_tables_are_built_once_for_start_and_bound_and_not_at_all_for_what_is_st
     monkeypatch.setattr(episode, "Physics", counted)
     one = replace(grid, seeds=(7,), policies=("static",))
     for _ in range(2):
-        episode._prepared.cache_clear()
+        episode.prepared_once.cache_clear()
         evaluate(one, tmp_path, workers=1)
     assert len(built) == 1
 
@@ -253,6 +262,19 @@ def test_tables_are_built_once_for_start_and_bound_and_not_at_all_for_what_is_st
 def test_short_names_stand_for_makers_that_are_there(name: str) -> None:
     module, _, maker = ELSEWHERE[name].partition(":")
     assert callable(getattr(importlib.import_module(module), maker))
+
+
+def test_a_policys_file_runs_once_for_all_grids_and_again_when_its_text_is_another(grid: Grid, tmp_path: Path) -> None:
+    file, runs = tmp_path / "mine.py", tmp_path / "runs"
+    text = f"with open({str(runs)!r}, 'a') as file: file.write('x')\ndef make(making): ...\n"
+    file.write_text(text)
+    mine = replace(grid, policies=(f"{file}:make",))
+    for seed in range(3):
+        replace(mine, seeds=(seed,))
+    assert runs.read_text() == "x"
+    file.write_text(text + "# another\n")
+    replace(mine, seeds=(5,))
+    assert runs.read_text() == "xx"
 
 
 def test_other_weights_are_another_run(grid: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

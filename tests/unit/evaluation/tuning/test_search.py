@@ -220,8 +220,8 @@ def test_a_seed_whose_own_hour_is_refused_has_no_plan_and_costs_the_others_none(
         return prepared(grid, group)
 
     monkeypatch.setattr(searches, "prepare", prepare)
-    searches._refusal.cache_clear()
-    searches._hour.cache_clear()
+    searches.refusal_of.cache_clear()
+    searches.prepared_hour.cache_clear()
     plans, refused = tmp_path / "plans", dict[str, str]()
     found = make_plans(grid, plans, SearchSettings(trials=30), refused=refused)
     assert sorted(path.name for path in plans.glob("*.json")) == [

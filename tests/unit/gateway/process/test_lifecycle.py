@@ -58,6 +58,14 @@ async def test_replicas_do_not_see_the_environment_of_the_gateway(
     assert (environ["injected"], environ["both"]) == ("f", "own")
 
 
+async def test_a_replica_holds_its_log_by_its_two_outputs_alone(backend: ProcessBackend) -> None:
+    await backend.create(spec("f"), 1)
+    (replica,) = (await until(backend, "f", ready(1))).ready
+    folder = Path(f"/proc/{replica.pid}/fd")
+    held = {entry.name: entry.readlink() for entry in folder.iterdir()}
+    assert {name for name, to in held.items() if to == held["1"]} == {"1", "2"}
+
+
 async def test_scaling_to_zero_and_back(backend: ProcessBackend) -> None:
     await backend.create(spec("f"), 1)
     await until(backend, "f", ready(1))

@@ -12,7 +12,7 @@ from rl.agent.configuration_table import features_of
 from rl.agent.contract import Batch
 from rl.agent.ddpg.buffer import BranchStep
 from rl.agent.ddpg.settings import LearnerSettings
-from rl.agent.ddpg.window_critic import WindowCritic, _largest_beside
+from rl.agent.ddpg.window_critic import WindowCritic, largest_of_others
 from tests.unit.rl.train import world
 from tests.unit.rl.train.test_buffer import empty, filled
 
@@ -110,5 +110,5 @@ def test_it_learns_what_a_change_does_where_nothing_else_can_be_known() -> None:
 
 def test_the_largest_beside_each_leaves_it_out() -> None:
     values = torch.tensor([[3.0], [5.0], [5.0], [1.0]])
-    assert _largest_beside(values).flatten().tolist() == [5.0, 5.0, 5.0, 5.0]
-    assert _largest_beside(values[[0, 1, 3]]).flatten().tolist() == [5.0, 3.0, 5.0]
+    assert largest_of_others(values).flatten().tolist() == [5.0, 5.0, 5.0, 5.0]
+    assert largest_of_others(values[[0, 1, 3]]).flatten().tolist() == [5.0, 3.0, 5.0]

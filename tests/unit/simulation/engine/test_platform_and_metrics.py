@@ -17,7 +17,7 @@ from autoscaler.prices import total_cost
 from autoscaler.state.quantiles import histogram_quantile
 from simulation.engine import kernel
 from simulation.engine.controlled import Step, simulate_policy
-from simulation.engine.metrics import SimulatedMetrics, _buckets, _quantiles
+from simulation.engine.metrics import SimulatedMetrics, buckets_of, quantiles_of
 from simulation.engine.requests import draw_requests
 from simulation.engine.simulated_platform import SimulatedPlatform
 from simulation.engine.simulation import BOUNDS, Simulation, Window
@@ -180,5 +180,5 @@ def test_quantiles_of_all_nodes_at_once_are_those_of_each_histogram(seed: int, q
     generator = np.random.default_rng(seed)
     counts = generator.integers(0, 5, (6, len(BOUNDS))) * (generator.random((6, len(BOUNDS))) < 0.2)
     counts[0], counts[1, :-1], counts[1, -1] = 0, 0, 3
-    each = [histogram_quantile(q, buckets) for buckets in _buckets(counts)]
-    assert _quantiles(q, counts) == [None if one is None else pytest.approx(one, rel=1e-14) for one in each]
+    each = [histogram_quantile(q, buckets) for buckets in buckets_of(counts)]
+    assert quantiles_of(q, counts) == [None if one is None else pytest.approx(one, rel=1e-14) for one in each]

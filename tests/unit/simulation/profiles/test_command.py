@@ -20,7 +20,7 @@ from simulation.profiles.model.errors import ProfileError
 from simulation.profiles.model.storage import check_machine, load
 from smoe.cli import cli
 from smoe.commands import profiling
-from smoe.commands.profiling import _require_limits
+from smoe.commands.profiling import require_limits
 
 
 def test_the_help_says_what_it_measures() -> None:
@@ -63,8 +63,8 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_is_measured
 
 def test_a_machine_without_limits_is_refused() -> None:
     with pytest.raises(ProfileError, match="needs limits that hold"):
-        _require_limits(["cgroup v1 not writable here: cpu (Permission denied); those limits are not enforced."])
-    _require_limits(["One configured CPU core is 0.5 of a real one (cpu_scale)."])
+        require_limits(["cgroup v1 not writable here: cpu (Permission denied); those limits are not enforced."])
+    require_limits(["One configured CPU core is 0.5 of a real one (cpu_scale)."])
 
 
 @pytest.fixture

@@ -137,7 +137,7 @@ def test_of_a_profile_that_nobody_named_the_learnt_policy_says_it_once_and_goes_
     minilm_pipeline: Path, elsewhere: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch, more: str, said: int,
 ) -> None:  # fmt: skip
-    bundled._warn_once.cache_clear()
+    bundled.warn_once.cache_clear()
     monkeypatch.setattr("simulation.profiles.model.bundled.nearest", lambda *_: elsewhere)
     settings = tmp_path / "policy.toml"
     settings.write_text(f"{more}\n")
@@ -151,7 +151,7 @@ def test_of_a_profile_that_nobody_named_the_learnt_policy_says_it_once_and_goes_
 def test_a_policy_on_the_machine_of_its_profile_says_nothing(
     minilm_pipeline: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bundled._warn_once.cache_clear()
+    bundled.warn_once.cache_clear()
     settings = tmp_path / "policy.toml"
     settings.write_text(f'profile = "{profile_of(tmp_path, minilm_pipeline)}"\n')
     make_policy(making(minilm_pipeline, "smoe", settings))

@@ -104,13 +104,13 @@ def test_a_start_is_timed_to_the_snapshot_that_shows_it_ready() -> None:
         snapshot(now_s + 1, "ready", "starting"),
         snapshot(now_s + 2, "ready", "ready"),
     )
-    took_s = transitions._until(feed, lambda seen: len(seen.ready) == 2, now_s, "the replica")
+    took_s = transitions.seconds_until(feed, lambda seen: len(seen.ready) == 2, now_s, "the replica")
     assert took_s == pytest.approx(2.0)
 
 
 def test_a_transition_that_does_not_end_is_reported() -> None:
     with pytest.raises(MeasurementError, match="the drain of x was not done within 30 s"):
-        transitions._until(Feed(), lambda seen: True, time.perf_counter(), "the drain of x")
+        transitions.seconds_until(Feed(), lambda seen: True, time.perf_counter(), "the drain of x")
 
 
 def test_a_start_and_a_drain_are_timed_from_the_order_of_one_replica_more_and_one_less() -> None:
@@ -120,5 +120,5 @@ def test_a_start_and_a_drain_are_timed_from_the_order_of_one_replica_more_and_on
         snapshot(later_s, "ready"), snapshot(later_s + 2, "ready", "ready"), snapshot(later_s + 5, "ready")
     )  # fmt: skip
     function = SimpleNamespace(changes=lambda: nullcontext(feed), scale=ordered.append)
-    started_s, drained_s = transitions._scale(SimpleNamespace(functions={"x": function}), "x")  # type: ignore[arg-type]
+    started_s, drained_s = transitions.scale_once(SimpleNamespace(functions={"x": function}), "x")  # type: ignore[arg-type]
     assert ordered == [2, 1] and drained_s - started_s == pytest.approx(3.0, abs=0.5)
