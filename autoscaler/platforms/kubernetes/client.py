@@ -32,9 +32,8 @@ FIELD_MANAGER = "smoe-controller"
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 PAGE = 500
-"""Objects of one answer to a list. Of 15,000 objects in pages of 150 a real API server and this client made 101 answers,
-each a round trip: a first tick took 4.0 s, in pages of 500 3.5 s and 32 MB more, as two answers are whole in memory
-(docs/results/controller)."""
+"""Objects of one answer to a list. With 15,000 objects in pages of 150, 101 round trips to a real API server, a first
+tick took 4.0 s, in pages of 500 3.5 s and 32 MB more, as two answers are whole in memory (docs/results/controller)."""
 _REPEATED = (409, 429, 500, 502, 503, 504)
 _WAITS_S = (0.1, 0.4)
 _NO_RIGHT = re.compile(r'cannot \w+ resource "')
