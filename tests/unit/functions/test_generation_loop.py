@@ -81,6 +81,7 @@ async def test_what_can_never_fit_is_refused(model: WholeModel) -> None:
     assert bench.run.refusal(bench.text("a", [1] * 30, 34)) is None
     assert isinstance(bench.run.refusal(bench.text("a", [1] * 30, 35)), BadInputError)
     assert bench.run.refusal(bench.text("a", [1] * 30, 500, bounded=False)) is None
+    assert bench.run.refusal(bench.text("a", [1] * 63, 1, bounded=False)) is None
     assert bench.run.refusal(bench.text("a", [1] * 64, 1, bounded=False)) is not None
     sink = bench.add(bench.text("a", [1] * 30, 500, bounded=False))
     await bench.over(sink)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from traces.commands import traces
 from traces.dispersion import SCALES_S, dispersion, dispersions
 from traces.generate import synthetic
 from traces.model import make_trace
+from traces.published import PUBLISHED
 
 
 @given(st.lists(st.floats(0, 299.99), max_size=400), st.sampled_from([1.0, 10.0]))
@@ -57,3 +59,9 @@ def test_commands_report_the_index_of_a_trace_and_of_every_clip() -> None:
     chosen = ["clips", "made-functions", "--pattern", "bursty", "--requests", "60", "20000"]
     clips = CliRunner().invoke(traces, [*chosen, "--json"], catch_exceptions=False)
     assert json.loads(clips.output)["clips"][0]["arrivals"]["dispersion"]["10"] > 1
+
+
+def test_the_list_of_traces_has_a_head_and_a_row_for_each(tmp_path: Path) -> None:
+    listed = CliRunner().invoke(traces, ["list", "--data", str(tmp_path)], catch_exceptions=False).output
+    assert listed.splitlines()[0].split() == ["name", "where", "what"]
+    assert all(entry.name in listed for entry in PUBLISHED)

@@ -51,6 +51,11 @@ def test_choices_become_assignments_per_window_layer_and_expert(tmp_path: Path) 
     assert routing.requests.touched[1, 0].tolist() == [False, True, True, False]
 
 
+def test_an_expert_that_is_only_ever_chosen_first_counts(tmp_path: Path) -> None:
+    routing = read_choices(choices(tmp_path, e0=[5, 0, 3, 2, 1, 1, 2, 0]), windows=1)
+    assert routing.assignments.shape == (1, 2, 6) and routing.assignments[0, 0, 5] == 1
+
+
 @pytest.mark.parametrize(
     ("changed", "rule"),
     [

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import stat
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -94,6 +95,11 @@ async def test_a_handle_names_memory_with_the_regions_bytes(tmp_path: Path) -> N
         lent = leases.lent(await node.say(QUESTION))
         path = node.memory.folder / lent.handle.rstrip(b"\0").decode()
         assert path.read_bytes()[: lent.nbytes] == Regions(node.folder).path("p/one").read_bytes()
+
+
+async def test_only_the_managers_own_user_reaches_its_socket(tmp_path: Path) -> None:
+    async with lends(tmp_path) as node:
+        assert stat.S_IMODE((node.folder / SOCKET).stat().st_mode) == 0o600
 
 
 async def test_a_lease_lasts_until_the_worker_says_that_it_maps_nothing(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_what_was_decided_for_earlier_layers_is_seen_by_later_ones_and_only_then
     observed, _ = env.reset(seed=2)
     assert not observed["decided"].any() and observed["layer"].argmax() == 0
     size = 4 * len(CONFIGURATION_FEATURES)
-    space, before = env._encoder.space, observed
+    space, before = env.encoder.space, observed
     for layer in range(3):
         observed, _, _, _, info = env.step(env.action_space.sample())
         decided = observed["decided"].reshape(12, 4, len(CONFIGURATION_FEATURES))
