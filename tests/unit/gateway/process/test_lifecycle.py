@@ -66,6 +66,12 @@ async def test_a_replica_holds_its_log_by_its_two_outputs_alone(backend: Process
     assert {name for name, to in held.items() if to == held["1"]} == {"1", "2"}
 
 
+async def test_a_replicas_process_has_its_functions_name(backend: ProcessBackend) -> None:
+    await backend.create(spec("f"), 1)
+    (replica,) = (await until(backend, "f", ready(1))).ready
+    assert Path(f"/proc/{replica.pid}/comm").read_text().strip() == "f"
+
+
 async def test_scaling_to_zero_and_back(backend: ProcessBackend) -> None:
     await backend.create(spec("f"), 1)
     await until(backend, "f", ready(1))
