@@ -33,6 +33,7 @@ BEFORE_S = 10.0
 
 def policy_part(
     directory: Path,
+    *,
     policy: str,
     policy_settings: Mapping[str, Any],
     plan: Path | None,
@@ -85,8 +86,9 @@ class ScaledReplay:
         controller, window_s = build_controller(
             replace(
                 policy_part(
-                    self.directory, self.policy, self.policy_settings, self.plan, self.interval_s, self.slo_s,
-                    self.max_replicas, client.url,
+                    self.directory, policy=self.policy, policy_settings=self.policy_settings, plan=self.plan,
+                    interval_s=self.interval_s, slo_s=self.slo_s, max_replicas=self.max_replicas,
+                    gateway_url=client.url,
                 ),
                 password=read_password(self.state),
                 prometheus_url=self.prometheus_url,

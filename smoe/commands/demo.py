@@ -262,8 +262,9 @@ def _check_policy(settings: RunSettings, directory: Path) -> None:
     try:
         check_policy(
             policy_part(
-                directory, settings.policy, settings.policy_settings, settings.plan, settings.interval_s,
-                (settings.slo_ms or 1000.0) / 1000, settings.max_replicas,
+                directory, policy=settings.policy, policy_settings=settings.policy_settings, plan=settings.plan,
+                interval_s=settings.interval_s, slo_s=(settings.slo_ms or 1000.0) / 1000,
+                max_replicas=settings.max_replicas,
             )
         )  # fmt: skip
     except SettingsError as error:
