@@ -31,13 +31,13 @@ from typing import Any, get_args
 import aiohttp
 import click
 import numpy as np
-import orjson
 
 from benchmarks.generation_soak import expected
 from benchmarks.harness.options import AT_LEAST_1, benchmark, seed_option
 from benchmarks.harness.report import print_result, print_table
 from benchmarks.harness.run_folder import run_folder
 from benchmarks.harness.running import RunningPipeline, listening, local_gateway, running_pipeline
+from benchmarks.harness.streams import WHOLE, Stream, read, session
 from functions.serving.settings import Rule
 from smoe.deployment import DeploymentSettings
 
@@ -46,18 +46,6 @@ KILLED = 0.1
 CLIENTS = 16
 """Streams at once while what the pipeline can do is measured."""
 TIMEOUT_S = 60.0
-
-
-@dataclass
-class Stream:
-    """One text as its client saw it; seconds of the monotonic clock."""
-
-    due_s: float
-    asked: int
-    """Tokens of the text that the model writes."""
-    tokens_s: list[float] = field(default_factory=list)
-    outcome: str = "broken"
-    """``right``, ``wrong``, or why there is no whole text."""
 
 
 @dataclass
@@ -73,50 +61,28 @@ class Clients:
         prompt, wanted = self.texts[place % len(self.texts)]
         stream = Stream(due_s, len(wanted.split()))
         self.streams.append(stream)
-        body = {"model": self.model, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "stream": True}
-        pieces: list[str] = []
-        try:
-            async with session.post(f"{self.url}/v1/completions", json=body) as reply:
-                async for line in reply.content:
-                    if line.startswith(b"data: {"):
-                        document = orjson.loads(line[6:])
-                        if "error" in document:
-                            stream.outcome = f"error: {document['error']['message']}"
-                            return
-                        written = [choice["text"] for choice in document["choices"] if choice["text"]]
-                        stream.tokens_s += [time.monotonic()] * len(written)
-                        pieces += written
-                    elif line.startswith(b"data: [DONE]"):
-                        stream.outcome = "right" if "".join(pieces).strip() == wanted else "wrong"
-                    elif line.strip() and reply.status != 200:
-                        stream.outcome = f"{reply.status}: {line[:200]!r}"
-        except (aiohttp.ClientError, TimeoutError) as error:
-            stream.outcome = f"broken: {type(error).__name__} after {len(pieces)} tokens"
+        await read(session, self.url, {"model": self.model, "prompt": prompt, "max_tokens": TOKENS}, stream)
+        if stream.outcome == WHOLE:
+            stream.outcome = "right" if stream.text.strip() == wanted else "wrong"
 
     async def closed_loop(self, seconds: float) -> None:
         async def client(number: int) -> None:
             while time.monotonic() < ends_s:
-                await self.one(session, time.monotonic(), number)
+                await self.one(shared, time.monotonic(), number)
                 number += CLIENTS
 
         ends_s = time.monotonic() + seconds
-        async with _session() as session:
+        async with session(TIMEOUT_S) as shared:
             await asyncio.gather(*map(client, range(CLIENTS)))
 
     async def arrivals(self, per_s: float, seed: int, over: threading.Event) -> None:
         """Poisson arrivals until ``over``; then all are waited for."""
         chosen, due_s = random.Random(seed), time.monotonic()
-        async with _session() as session, asyncio.TaskGroup() as group:
+        async with session(TIMEOUT_S) as shared, asyncio.TaskGroup() as group:
             while not over.is_set():
-                group.create_task(self.one(session, due_s, chosen.randrange(len(self.texts))))
+                group.create_task(self.one(shared, due_s, chosen.randrange(len(self.texts))))
                 due_s += chosen.expovariate(per_s)
                 await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-
-
-def _session() -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(
-        timeout=aiohttp.ClientTimeout(total=TIMEOUT_S), connector=aiohttp.TCPConnector(limit=0)
-    )
 
 
 @contextlib.contextmanager

@@ -4,8 +4,8 @@
 own, so every layer's are planned by themselves. λ is the P95 of TPOT, which is the time of an iteration. When it nears
 λ, texts wait, or the present scale is predicted to bear the planned load no more, the least-cost numbers of instances
 and of experts' replicas that take nothing away and are predicted to meet λ are chosen; after enough calm windows the
-least-cost ones that meet it with something to spare. Where nothing is predicted to meet it: the cheapest of the nearly
-fastest.
+least-cost ones that meet it with something to spare under the most that was asked for in those windows. Where nothing
+is predicted to meet it: the cheapest of the nearly fastest.
 
 The performance model is :mod:`autoscaler.policy.iterations`. The window's P95 over the seconds that the model gives for
 its iterations is the tail that predictions are multiplied with, the median of some windows. Numbers (A, E) are judged
@@ -65,10 +65,19 @@ class JanusDecoderSettings(Checked):
     line_windows: FromOne = 60
     """Windows over which calls' seconds by their tokens are remembered, older ones with less weight."""
     load_smoothing: PositiveShare = 0.5
-    """Weight of the last window in the load; the rest is history."""
+    """Weight of the last window in the load, the rest is history; more is planned for the last window's or this load,
+    whichever is more, less for the most of the calm windows."""
     min_replicas: int = 1
     max_replicas: int = 8
     kinds: frozenset[NodeKind] = MODULES
+
+
+class Load(NamedTuple):
+    """What is asked of all instances together."""
+
+    tokens_per_s: float
+    batch: float
+    """Tokens of an iteration with all texts at hand."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +90,10 @@ class JanusDecoderMemory:
     """Expert's node → part of the tokens that it gets, as last seen."""
     tails: tuple[float, ...] = ()
     """Oldest first."""
-    tokens_per_s: float | None = None
-    batch: float | None = None
-    """Tokens of an iteration with all texts at hand."""
+    load: Load | None = None
+    """Smoothed."""
+    loads: tuple[Load, ...] = ()
+    """In the last windows, oldest first."""
     calm: int = 0
 
 
@@ -120,9 +130,8 @@ class JanusDecoderPolicy:
             rows = by_function(observation, s.kinds)
             return Proposal({}, dict.fromkeys(rows, f"no data: {window}"), before)
         after = self._remembered(window, before)
-        planned = s.load_factor * (after.tokens_per_s or 0.0), s.load_factor * (after.batch or 0.0)
-        search = _Search(s, self._prices, window, self._model(window, after, planned), after.tails)
         budget_s, p95_s = s.headroom * s.tpot_s, window.tpot_p95_s
+        search = self._search(window, after, [after.load or after.loads[-1], after.loads[-1]])
         late = p95_s is not None and p95_s > budget_s
         queued = window.waiting > s.waiting * window.texts
         if late or queued or search.settled_s(search.present) > budget_s:
@@ -132,6 +141,7 @@ class JanusDecoderPolicy:
                 return self._proposal(action, why, search, replace(after, calm=0))
         after = replace(after, calm=before.calm + 1)
         if after.calm >= s.down_windows:
+            search = self._search(window, after, after.loads)
             action = search.least(s.spare * budget_s, up=False)
             if action.cost < search.present.cost and search.bears(action, s.spare * budget_s):
                 return self._proposal(action, "calm", search, replace(after, calm=0))
@@ -149,12 +159,13 @@ class JanusDecoderPolicy:
                 if node.kind == "expert" and window.tokens_per_s > 0:
                     parts[node.node] = min(1.0, (node.tokens_per_s or 0.0) / window.tokens_per_s)
         each = window.tokens_per_s / window.written_per_s if window.written_per_s > 0 else 1.0
+        load = Load(window.tokens_per_s, window.texts * max(1.0, each))
         after = replace(
             before,
             lines=lines,
             parts=parts,
-            tokens_per_s=blend(before.tokens_per_s, window.tokens_per_s, s.load_smoothing),
-            batch=blend(before.batch, window.texts * max(1.0, each), s.load_smoothing),
+            load=Load(*(blend(*pair, s.load_smoothing) for pair in zip(before.load or load, load, strict=True))),
+            loads=(*before.loads, load)[-s.down_windows :],
         )
         tail = self._tail(window, after)
         return after if tail is None else replace(after, tails=(*after.tails, tail)[-s.tail_windows :])
@@ -177,13 +188,12 @@ class JanusDecoderPolicy:
         if window.tpot_p95_s is None or not window.iterations_per_s:
             return None
         served = {name: max(1, nodes[0].ready_replicas or 1) for name, nodes in window.rows.items()}
-        model = self._model(window, memory, (window.tokens_per_s, 0.0))
+        model = self._model(window, memory, Load(window.tokens_per_s, 0.0))
         last = model.iteration(window.instances, window.instances / window.iterations_per_s)
         modelled_s = last.attention_s(served) + last.experts_s(served)
         return window.tpot_p95_s / modelled_s if modelled_s > 0 else None
 
-    def _model(self, window: Window, memory: JanusDecoderMemory, load: tuple[float, float]) -> IterationModel:
-        """``load``: tokens a second, and tokens of an iteration with all texts at hand."""
+    def _model(self, window: Window, memory: JanusDecoderMemory, load: Load) -> IterationModel:
         segments: list[Called] = []
         layers: dict[int, list[Called]] = {}
         for function, nodes in window.rows.items():
@@ -196,6 +206,11 @@ class JanusDecoderPolicy:
         slots = {name: one.concurrency for name, one in window.configurations.items()}
         ordered = [layers[layer] for layer in sorted(layers)]
         return IterationModel(segments, ordered, slots, *load, self.settings.sharing, self.settings.fixed)
+
+    def _search(self, window: Window, memory: JanusDecoderMemory, loads: Sequence[Load]) -> _Search:
+        """Actions under the most of these loads."""
+        planned = Load(*(self.settings.load_factor * max(numbers) for numbers in zip(*loads, strict=True)))
+        return _Search(self.settings, self._prices, window, self._model(window, memory, planned), memory.tails)
 
     def _proposal(self, action: Action, why: str, search: _Search, memory: JanusDecoderMemory) -> Proposal:
         s, replicas = self.settings, action.replicas

@@ -191,6 +191,23 @@ def test_calm_windows_take_both_sides_away_and_no_more_than_the_target_bears() -
     assert sum(desired.values()) < sum(many.values()) and world.calls_s(60.0, desired)[1] <= 0.1
 
 
+def test_a_load_that_jumps_is_planned_for_at_once_whatever_was_before() -> None:
+    world = World(token_s=dict.fromkeys(SEGMENTS, 0.003))
+    policy = JanusDecoderPolicy(settings(load_smoothing=0.1), PRICES)
+    desired = counts(story(policy, *(window(world, load, ONES) for load in (30.0, 20.0, 10.0, 10.0, 60.0))))
+    assert world.calls_s(60.0, ONES)[1] > 0.1 and world.calls_s(60.0, desired)[1] <= 0.1
+
+
+@pytest.mark.parametrize("last", [20.0, 60.0], ids=["in-a-lull", "at-the-load"])
+def test_less_is_planned_for_the_most_that_calm_windows_asked_for(last: float) -> None:
+    """In a lull of the last of three calm windows what stays bears the load of the two before."""
+    world = World(token_s=dict.fromkeys(SEGMENTS, 0.003))
+    many, policy = dict.fromkeys(NODES, 3), JanusDecoderPolicy(settings(down_windows=3), PRICES)
+    busy = [window(world, 60.0, many)] * 2
+    desired = counts(story(policy, *learnt(world, *busy, window(world, last, many))))
+    assert sum(desired.values()) < sum(many.values()) and world.calls_s(60.0, desired)[1] <= 0.1
+
+
 def test_texts_that_wait_are_planned_for_although_the_target_is_kept() -> None:
     world = World(token_s=dict.fromkeys(SEGMENTS, 0.003))
     calm, queued = (window(world, 40.0, ONES, waiting) for waiting in (0.0, 12.0))

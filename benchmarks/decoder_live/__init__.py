@@ -1,0 +1,1 @@
+"""Scaling policies on a running decoder."""

@@ -1,0 +1,53 @@
+"""Streamed completions as their client sees them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import orjson
+
+WHOLE = "whole"
+
+
+@dataclass
+class Stream:
+    """One text; seconds of the monotonic clock, which is the same in all processes of a machine."""
+
+    due_s: float
+    asked: int
+    """Tokens that were asked for."""
+    tokens_s: list[float] = field(default_factory=list)
+    text: str = ""
+    outcome: str = "broken"
+    """``whole``, or why it is not."""
+
+
+async def read(session: aiohttp.ClientSession, url: str, body: dict[str, Any], stream: Stream) -> None:
+    """Send a completion's ``body`` and fill ``stream`` while it is written."""
+    try:
+        async with session.post(f"{url}/v1/completions", json={**body, "temperature": 0, "stream": True}) as reply:
+            async for line in reply.content:
+                if line.startswith(b"data: {"):
+                    document = orjson.loads(line[6:])
+                    if "error" in document:
+                        stream.outcome = f"error: {document['error']['message']}"
+                        return
+                    written = [choice["text"] for choice in document["choices"] if choice["text"]]
+                    stream.tokens_s += [time.monotonic()] * len(written)
+                    stream.text += "".join(written)
+                elif line.startswith(b"data: [DONE]"):
+                    stream.outcome = WHOLE
+                elif line.strip() and reply.status != 200:
+                    stream.outcome = f"{reply.status}: {line[:200]!r}"
+    except (aiohttp.ClientError, TimeoutError) as error:
+        stream.outcome = f"broken: {type(error).__name__} after {len(stream.tokens_s)} tokens"
+
+
+def session(timeout_s: float) -> aiohttp.ClientSession:
+    """One for any number of streams, each of at most ``timeout_s``."""
+    return aiohttp.ClientSession(
+        timeout=aiohttp.ClientTimeout(total=timeout_s), connector=aiohttp.TCPConnector(limit=0)
+    )
