@@ -50,6 +50,30 @@ def test_no_expert_stands_twice_and_no_node_bears_more_than_eplbs_fullest(
     assert (tokens(placed.held, known) <= tokens(theirs, known) * (1 + 1e-6)).all()
 
 
+def test_no_node_bears_more_than_the_slack_allows() -> None:
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        nodes, slots, slack = int(rng.integers(2, 5)), int(rng.integers(2, 4)), 0.3
+        experts = max(2, nodes * slots - int(rng.integers(1, nodes * slots)))
+        load = rng.uniform(1.0, 60.0, (1, experts))
+        together = np.triu(rng.integers(0, 40, (1, experts, experts)), 1).astype(np.float32)
+        together = np.ascontiguousarray(together + together.transpose(0, 2, 1))
+        placed = place(load, together, Nodes(nodes, slots), slack=slack, effort=30)
+        theirs = token_load(once(balanced(load, nodes, slots)), load).max()
+        allowed = max(theirs, (1 + slack) * load.sum() / nodes)
+        assert token_load(placed.held, load).max() <= allowed * (1 + 1e-6)
+
+
+def test_a_second_replica_that_only_adds_co_activation_gives_way() -> None:
+    """Experts 1 and 2 must each share a node with a replica of 0 unless one of these goes."""
+    together = np.zeros((1, 3, 3), dtype=np.float32)
+    together[0, 0, 1] = together[0, 1, 0] = 100
+    together[0, 0, 2] = together[0, 2, 0] = 1
+    load = np.array([[10.0, 1.0, 1.0]])
+    placed = place(load, together, Nodes(2, 2), slack=1.0, effort=50)
+    assert pairs(placed.held, Activations(load, together)).tolist() == [1.0]
+
+
 def test_more_effort_is_never_worse(known: Known) -> None:
     stats = known(6, 24, k=4, tokens=1000)
     loads = [

@@ -8,13 +8,15 @@ import socket
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
-from traces import catalog, prompts
+from traces import catalog, prompts, replay_command
 from traces.commands import replay, traces
 from traces.errors import NoMatchError, ReplayError, TraceError
+from traces.replay import ReplaySettings
 from traces.replay_command import Part, load_part, print_summary
 
 
@@ -173,9 +175,22 @@ def test_people_get_a_row_for_each_number_that_is_known(
     ]
 
 
-def test_a_field_that_is_no_json_is_refused(tmp_path: Path) -> None:
-    outcome = CliRunner().invoke(replay, ["m", "--field", "max_new_tokens", "--out", str(tmp_path)])
+@pytest.mark.parametrize("field", ["max_new_tokens", "=8", "max_new_tokens=eight"])
+def test_a_field_that_is_no_json_is_refused(tmp_path: Path, field: str) -> None:
+    outcome = CliRunner().invoke(replay, ["m", "--field", field, "--out", str(tmp_path)])
     assert isinstance(outcome.exception, ReplayError) and "KEY=JSON" in str(outcome.exception)
+
+
+def test_a_field_goes_into_every_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def check(settings: ReplaySettings) -> None:
+        asked.append(dict(settings.fields))
+        raise ReplayError("not sent")
+
+    monkeypatch.setattr(replay_command.client, "check", check)
+    CliRunner().invoke(replay, ["m", "--field", "max_new_tokens=8", "--field", 'x="y=z"', "--out", str(tmp_path)])
+    assert asked == [{"max_new_tokens": 8, "x": "y=z"}]
 
 
 @pytest.mark.skipif(catalog.data_folder() is None, reason="the public traces are not on this machine")
