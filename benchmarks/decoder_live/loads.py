@@ -46,8 +46,8 @@ class Load:
 
 LEAST = 0.15
 LOADS: Mapping[str, Load] = {
-    "conversation": Load("llm-conv", 0.8, 64.0, 8.0, 120.0),
-    "code": Load("llm-code", 0.25, 64.0, 1.0),
+    "conversation": Load("llm-conv", 0.45, 64.0, 8.0, 120.0),
+    "code": Load("llm-code", 0.15, 64.0, 1.0),
 }
 
 
