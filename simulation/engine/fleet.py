@@ -56,8 +56,8 @@ class Fleet:
         self.nodes = nodes
         self.most_calls = most_calls
         self.configurations: list[Configuration | None] = [None] * count
-        self.clock = np.zeros((count, 7, 8))
-        self.slot = np.zeros((count, 7, 8), dtype=np.int64)
+        self.clock = np.zeros((count, 9, 8))
+        self.slot = np.zeros((count, 8, 8), dtype=np.int64)
         self.end = np.zeros((count, 8, slots))
         self.call = np.zeros((count, 8, slots), dtype=np.uint32)
         self.orders = np.zeros((count, 5), dtype=np.int64)

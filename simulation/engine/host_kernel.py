@@ -13,6 +13,7 @@ import numpy as np
 from simulation.arrays import Calls, Floats, Ints
 from simulation.engine.compiled import compiled, inner
 from simulation.engine.draws import ATOM_SHIFT, draw_bits
+from simulation.engine.host_limits import first_seen, goes_on_at, grant, noticed_at
 from simulation.engine.host_queue import come_in, count_waiting, finish_front, finish_item, to_front, to_ingress
 from simulation.engine.host_state import COME, HEAD_OF, INSIDE, SIZE_OF, WAITING, Meters, Passes, Rules
 from simulation.engine.node import BUSY_S, CPU_S, SERVED_S, control
@@ -24,6 +25,7 @@ from simulation.engine.replicas import (
     COUNT,
     DRAIN,
     FAR,
+    GRANT_AT,
     HEAD,
     LAST,
     LEVEL,
@@ -32,15 +34,18 @@ from simulation.engine.replicas import (
     READY,
     REFILL,
     ROW,
+    STOPPED,
     VIRTUAL,
     Replicas,
     choose,
-    level_after,
     open_up,
 )
 
 END, CONTROL, INGRESS, ARRIVAL, FRONT = -1, -2, -3, -4, -5
 """What comes next, where it is not a replica."""
+DONE, STOPS, GOES_ON, GRANTED = range(4)
+"""What comes next of a replica: its batch or its start is done, its limit stops it or lets it go on, or it is granted
+more while it runs."""
 
 
 @inner
@@ -83,6 +88,35 @@ def begin_batch(node: int, r: int, seconds: Floats, rules: Rules, replicas: Repl
 
 
 @inner
+def wake_up(node: int, r: int, request: int, rules: Rules, replicas: Replicas, passes: Passes, now_s: float) -> None:
+    """Idle replica ``r`` of the node has got a call: it begins, or waits until its limit lets it."""
+    clock, slot = replicas.clock[node], replicas.slot[node]
+    bucket = rules.rows.bucket[slot[ROW, r]]
+    slot[BATCH, r] = slot[STOPPED, r] = 0
+    if bucket[REFILL] < 1:
+        first_seen(clock, r, bucket, rules.tick_s, rules.keys[node], request, now_s)
+        grant(clock, r, bucket, now_s)
+        slot[STOPPED, r] = 1 if clock[LEVEL, r] <= 0 else 0
+    if slot[STOPPED, r]:
+        replicas.end[node, r, slot[HEAD, r]] = clock[VIRTUAL, r]
+    else:
+        begin_batch(node, r, rules.rows.work, rules, replicas, passes)
+
+
+@inner
+def go_on(node: int, r: int, rules: Rules, replicas: Replicas, passes: Passes) -> None:
+    """Replica ``r`` of the node, which was stopped, goes on with its batch, or begins with all calls that it has."""
+    slot, slots = replicas.slot[node], replicas.end.shape[2]
+    slot[STOPPED, r] = 0
+    if slot[BATCH, r] == 0:
+        begin_batch(node, r, rules.rows.work, rules, replicas, passes)
+        return
+    more_s = rules.rows.stop[slot[ROW, r]] * rules.slow[replicas.call[node, r, slot[HEAD, r]]]
+    for k in range(slot[ACTIVE, r]):
+        replicas.end[node, r, (slot[HEAD, r] + k) & (slots - 1)] += more_s
+
+
+@inner
 def dispatch(
     node: int, rules: Rules, replicas: Replicas, passes: Passes, meters: Meters, running: Ints, active: int,
     now_s: float,
@@ -98,14 +132,10 @@ def dispatch(
         r = choose(slot[ACTIVE], replicas.room[node], replicas.order[node, COUNT])
         if r < 0:
             break
-        request, size, row = queue[HEAD_OF], slot[ACTIVE, r], slot[ROW, r]
+        request, size = queue[HEAD_OF], slot[ACTIVE, r]
         queue[HEAD_OF] = passes.behind[node, request]
         queue[SIZE_OF] -= 1
         if size == 0:
-            idle_s = max(0.0, now_s - clock[LAST, r])
-            clock[LEVEL, r] = level_after(
-                idle_s, clock[LEVEL, r], 0.0, rules.rows.bucket[row, REFILL], rules.rows.bucket[row, 0]
-            )
             clock[VIRTUAL, r] = 0.0
             running[0, active], running[1, active] = node, r
             active += 1
@@ -115,7 +145,7 @@ def dispatch(
         if size:
             ends[at] = ends[r * slots + slot[HEAD, r]]  # it waits for the batch that is being computed
         else:
-            begin_batch(node, r, rules.rows.work, rules, replicas, passes)
+            wake_up(node, r, request, rules, replicas, passes, now_s)
     return active
 
 
@@ -124,15 +154,15 @@ def deal_out(rules: Rules, replicas: Replicas, busy: int, running: Ints, active:
     """``given [active]``: cores that each of ``running`` gets; returns what each of the ``busy`` servers (ingress,
     front) gets.
 
-    A replica that starts wants a core; with an empty bucket a replica wants no more than its refill.
+    A replica that starts wants a core; one that its limit has stopped wants none.
     """
     whole = 0.0
     for k in range(active):
         node, r = running[0, k], running[1, k]
         row, size = replicas.slot[node, ROW, r], replicas.slot[node, ACTIVE, r]
         desired = rules.rows.use[row, size] if size else 1.0
-        if size and replicas.clock[node, LEVEL, r] <= 0:
-            desired = min(desired, rules.rows.bucket[row, REFILL])
+        if size and replicas.slot[node, STOPPED, r]:
+            desired = 0.0
         given[k] = desired
         whole += desired
     for k in range(busy):
@@ -150,35 +180,43 @@ def deal_out(rules: Rules, replicas: Replicas, busy: int, running: Ints, active:
 def following(
     rules: Rules, replicas: Replicas, running: Ints, active: int, given: Floats, speed: Floats, slow: float,
     next_s: float, what: int, now_s: float,
-) -> tuple[float, int, bool]:  # fmt: skip
-    """When what comes next, if that is before ``next_s``: a replica's number in ``running``, and whether it is its
-    bucket that runs empty rather than a call that ends. Fills ``speed [active]``: virtual seconds in a second, where
-    everything takes ``slow`` times its CPU seconds."""
-    empty = False
+) -> tuple[float, int, int]:  # fmt: skip
+    """When what comes next, if that is before ``next_s``: a replica's number in ``running``, and which of the events
+    from ``DONE`` on. Fills ``speed [active]``: virtual seconds in a second, where everything takes ``slow`` times its
+    CPU seconds."""
+    event = DONE
     for k in range(active):
         node, r = running[0, k], running[1, k]
         row, size = replicas.slot[node, ROW, r], replicas.slot[node, ACTIVE, r]
         clock = replicas.clock[node]
         if size == 0:
             if now_s + clock[NEXT, r] / given[k] < next_s:
-                next_s, what, empty = now_s + clock[NEXT, r] / given[k], k, False
+                next_s, what, event = now_s + clock[NEXT, r] / given[k], k, DONE
+            continue
+        speed[k] = 0.0
+        if replicas.slot[node, STOPPED, r]:
+            goes_on_s = goes_on_at(clock, r, rules.rows.bucket[row])
+            if goes_on_s < next_s:
+                next_s, what, event = goes_on_s, k, GOES_ON
             continue
         speed[k] = given[k] / rules.rows.use[row, size] / slow
         left_s = max(0.0, replicas.end[node, r, replicas.slot[node, HEAD, r]] - clock[VIRTUAL, r])
         if now_s + left_s / speed[k] < next_s:
-            next_s, what, empty = now_s + left_s / speed[k], k, False
-        drain = given[k] - rules.rows.bucket[row, REFILL]
-        if drain > 0 and now_s + clock[LEVEL, r] / drain < next_s:
-            next_s, what, empty = now_s + clock[LEVEL, r] / drain, k, True
-    return next_s, what, empty
+            next_s, what, event = now_s + left_s / speed[k], k, DONE
+        if rules.rows.bucket[row, REFILL] < 1:
+            stops_s = noticed_at(clock, r, rules.tick_s, given[k], now_s)
+            if min(stops_s, clock[GRANT_AT, r]) < next_s:
+                granted = clock[GRANT_AT, r] <= stops_s
+                next_s, what, event = min(stops_s, clock[GRANT_AT, r]), k, GRANTED if granted else STOPS
+    return next_s, what, event
 
 
 @inner
 def move_on(
     rules: Rules, replicas: Replicas, meters: Meters, running: Ints, active: int, given: Floats, speed: Floats,
-    spent_s: float,
+    spent_s: float, now_s: float,
 ) -> None:  # fmt: skip
-    """All of ``running`` work for ``spent_s`` seconds. ``running`` [replicas]."""
+    """All of ``running`` work for ``spent_s`` seconds, until now. ``running`` [replicas]."""
     for k in range(active):
         node, r = running[0, k], running[1, k]
         row, clock, meter = replicas.slot[node, ROW, r], replicas.clock[node], meters.meter[node]
@@ -186,22 +224,36 @@ def move_on(
             clock[NEXT, r] = max(0.0, clock[NEXT, r] - spent_s * given[k])
             continue
         clock[VIRTUAL, r] += spent_s * speed[k]
-        refill = rules.rows.bucket[row, REFILL]
-        if refill < 1:
-            clock[LEVEL, r] = level_after(spent_s, clock[LEVEL, r], given[k], refill, rules.rows.bucket[row, BURST])
+        if rules.rows.bucket[row, REFILL] < 1:
+            clock[LEVEL, r] -= spent_s * given[k]
+            grant(clock, r, rules.rows.bucket[row], now_s)
         meter[SERVED_S] += spent_s * replicas.slot[node, ACTIVE, r]
         meter[BUSY_S] += spent_s
         meter[CPU_S] += spent_s * given[k]
 
 
 @inner
-def change(node: int, rules: Rules, replicas: Replicas, now_s: float) -> float:
+def change(node: int, rules: Rules, replicas: Replicas, passes: Passes, now_s: float) -> float:
     """What holds from now on at a node; returns when there is something to bring about next."""
     clock, slot, order = replicas.clock[node], replicas.slot[node], replicas.order[node]
     for r in range(order[COUNT]):
-        if slot[ACTIVE, r] > 0:
-            clock[LAST, r] = now_s
+        clock[LAST, r] = now_s  # what was done is counted already
+    before, levels = slot[ROW, : order[COUNT]].copy(), clock[LEVEL, : order[COUNT]].copy()
+    for r in range(order[COUNT]):
+        clock[LEVEL, r] = max(0.0, levels[r])  # the stages' bucket, which ``control`` looks at, has no debts
     next_s, _, _ = control(node, replicas, rules.rows, rules.counts[rules.source[node]], now_s)
+    for r in range(order[COUNT]):
+        if slot[ROW, r] == before[r]:
+            clock[LEVEL, r] = levels[r]
+        else:  # the kernel begins a new limit with a whole quota
+            bucket = rules.rows.bucket[slot[ROW, r]]
+            clock[LEVEL, r] = bucket[BURST]
+            if bucket[REFILL] < 1 and slot[ACTIVE, r]:
+                first = replicas.call[node, r, slot[HEAD, r]]
+                first_seen(clock, r, bucket, rules.tick_s, rules.keys[node], first, now_s)
+                grant(clock, r, bucket, now_s)
+            if slot[ACTIVE, r] and slot[STOPPED, r]:
+                go_on(node, r, rules, replicas, passes)
     return next_s
 
 
@@ -274,10 +326,10 @@ def run_host(
             next_s, what = now_s + passes.line_left[0] * slow / share, INGRESS
         if front[WAITING] > 0 and now_s + passes.front_left[0] / share < next_s:
             next_s, what = now_s + passes.front_left[0] / share, FRONT
-        next_s, what, empty = following(rules, replicas, running, active, given, speed, slow, next_s, what, now_s)
+        next_s, what, event = following(rules, replicas, running, active, given, speed, slow, next_s, what, now_s)
         if line[COME] < last and rules.reached[line[COME]] < next_s:
             next_s, what = max(now_s, rules.reached[line[COME]]), ARRIVAL
-        move_on(rules, replicas, meters, running, active, given, speed, next_s - now_s)
+        move_on(rules, replicas, meters, running, active, given, speed, next_s - now_s, next_s)
         if line[WAITING] > 0:
             passes.line_left[0] = max(0.0, passes.line_left[0] - (next_s - now_s) * share / slow)
         if front[WAITING] > 0:
@@ -288,7 +340,7 @@ def run_host(
         if what == CONTROL:
             for node in range(nodes):
                 if control_at[node] <= now_s:
-                    control_at[node] = change(node, rules, replicas, now_s)
+                    control_at[node] = change(node, rules, replicas, passes, now_s)
                     count_waiting(node, passes.queues[node, SIZE_OF], meters, now_s)
                     active = dispatch(node, rules, replicas, passes, meters, running, active, now_s)
             control_s = control_at.min()
@@ -313,11 +365,13 @@ def run_host(
             replicas.clock[served, READY, running[1, what]] = replicas.clock[served, LAST, running[1, what]] = now_s
             active -= 1
             running[0, what], running[1, what] = running[0, active], running[1, active]
-            control_at[served] = change(served, rules, replicas, now_s)
+            control_at[served] = change(served, rules, replicas, passes, now_s)
             count_waiting(served, passes.queues[served, SIZE_OF], meters, now_s)
-        elif empty:
-            replicas.clock[running[0, what], LEVEL, running[1, what]] = 0.0
-        else:
+        elif event == STOPS:
+            replicas.slot[running[0, what], STOPPED, running[1, what]] = 1
+        elif event == GOES_ON:
+            go_on(running[0, what], running[1, what], rules, replicas, passes)
+        elif event == DONE:
             served = running[0, what]
             active = finish_batch(what, rules, replicas, passes, meters, running, active, now_s)
             count_waiting(served, passes.queues[served, SIZE_OF], meters, now_s)

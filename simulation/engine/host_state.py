@@ -41,6 +41,7 @@ class Rules(NamedTuple):
     slow: Floats
     source: Ints
     rows: Rows
+    tick_s: float
 
 
 class Passes(NamedTuple):

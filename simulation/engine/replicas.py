@@ -25,10 +25,11 @@ NO_LIMIT = 1 << 40
 RANK_BITS = 20
 RANK = (1 << RANK_BITS) - 1
 
-READY, DRAIN, VIRTUAL, LAST, NEXT, SINCE, LEVEL = range(7)
+READY, DRAIN, VIRTUAL, LAST, NEXT, SINCE, LEVEL, GRANT_AT, TICK = range(9)
 """Rows of ``clock``: ready from, no new calls from, virtual time, when that was, next completion (on a shared machine:
-CPU seconds left until it is ready), busy since, CPU seconds in the bucket at ``LAST``."""
-ROW, GENERATION, ACTIVE, HEAD, SITE, STANDBY, BATCH = range(7)
+CPU seconds left until it is ready), busy since, CPU seconds in the bucket at ``LAST``; on a shared machine: when its
+period ends, and one of its ticks (0: it has not had a call yet)."""
+ROW, GENERATION, ACTIVE, HEAD, SITE, STANDBY, BATCH, STOPPED = range(8)
 """Rows of ``slot``: row of the resource tables, generation, calls in service, first of the ring, machine, number of the
 activated standby from 1 (0: a replica that always runs)."""
 CHANGE_AT = 0
@@ -52,11 +53,12 @@ class Rows(NamedTuple):
     stretch: Floats
     use: Floats
     bucket: Floats
+    stop: Floats
     noise: Floats
 
 
 class Replicas(NamedTuple):
-    """All replicas of all nodes: ``clock [nodes, 7, replicas]``, ``slot [nodes, 6, replicas]``, ``end`` and ``call
+    """All replicas of all nodes: ``clock [nodes, 9, replicas]``, ``slot [nodes, 8, replicas]``, ``end`` and ``call
     [nodes, replicas, calls]``, ``order [nodes, 5]``, ``order_s [nodes, 1]``, ``room [nodes, replicas]`` (calls at once
     they take, see :func:`open_up`)."""
 

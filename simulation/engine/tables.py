@@ -40,8 +40,10 @@ class ResourceTables:
         self.stretch: Floats = self.rate.copy()
         self.use: Floats = self.rate.copy()
         self.bucket: Floats = np.zeros((0, 2))
+        self.stop: Floats = np.zeros(0)
         self.noise: Floats = np.zeros((0, ATOMS))
         self.used: Floats = np.zeros(0)
+        self.tick_s = 0.0
 
     def row(self, node: NodeInfo, configuration: Configuration) -> int:
         """Row of a replica of ``node``. Raises SimulationError where the model gives no sensible numbers."""
@@ -59,7 +61,7 @@ class ResourceTables:
     @property
     def rows(self) -> Rows:
         """What compiled code reads."""
-        return Rows(self.work, self.again, self.pace, self.stretch, self.use, self.bucket, self.noise)
+        return Rows(self.work, self.again, self.pace, self.stretch, self.use, self.bucket, self.stop, self.noise)
 
     @property
     def limits(self) -> Limits:
@@ -73,15 +75,17 @@ class ResourceTables:
         seconds = _checked(where, model.seconds(cost, tokens, cores, share))
         rate = _rates(where, calls, model.speedup(cost, typical, cores, share, calls))
         work, pace, use, bucket = seconds, rate, np.ones(calls.size), (0.0, 1.0)
-        again = work
+        again, stop_s = work, 0.0
         if isinstance(model, LimitedLatencyModel):
             limit = model.throttle(cost, cores, share)
             work = _checked(where, model.work_seconds(cost, tokens, share))
-            again = _checked(where, model.again_seconds(cost, tokens, cores, share))
+            again = _checked(where, model.again_seconds(cost, tokens, share))
             pace = _rates(where, calls, model.core_speedup(cost, typical, cores, share, calls))
             desired = np.clip(model.core_use(cost, typical, calls, share), 1e-6, 1.0)
             use = np.asarray(np.round(desired, DIGITS), dtype=np.float64)
-            bucket = round(float(limit.burst_s), DIGITS), round(float(limit.refill), DIGITS)
+            at_once = limit.burst_s if self._workload.host is None else limit.quota_s
+            bucket = round(float(at_once), DIGITS), round(float(limit.refill), DIGITS)
+            self.tick_s, stop_s = limit.tick_s, limit.stop_s
         if not (np.isfinite(bucket).all() and bucket[0] >= 0 and 0 < bucket[1] <= 1):
             raise SimulationError(f"{where}: a limit holds 0 CPU seconds or more and refills at 0 to 1, got {bucket}")
         self.seconds = np.vstack([self.seconds, seconds])
@@ -92,6 +96,7 @@ class ResourceTables:
         self.stretch = 1.0 / self.pace
         self.use = np.vstack([self.use, [0.0, *use]])
         self.bucket = np.vstack([self.bucket, bucket])
+        self.stop = np.append(self.stop, stop_s)
         self.noise = np.vstack([self.noise, atoms_of(model.noise(cost, share > 0))])
         self.used = np.append(self.used, float(model.utilisation(cost, typical, cores, share)))
         return self.used.size - 1

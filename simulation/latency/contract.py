@@ -141,6 +141,12 @@ class Throttle:
     """CPU seconds an idle replica can do at full speed; 0 where nothing is limited."""
     refill: Floats
     """CPU seconds it gets back in a second: real cores, at most 1, as a worker computes on one thread."""
+    quota_s: Floats
+    """CPU seconds that the kernel grants at once, in periods of ``quota_s / refill``."""
+    tick_s: float = 0.0
+    """How often the kernel looks whether a running replica has used more than it was granted."""
+    stop_s: float = 0.0
+    """CPU seconds more that a call takes each time it is stopped: caches are cold when it goes on."""
 
 
 @runtime_checkable
@@ -156,7 +162,7 @@ class LimitedLatencyModel(LatencyModel, Protocol):
         """Seconds of one call alone on a replica whose cores nothing limits, or with a GPU share. Arrays broadcast:
         [...] in, [...] out."""
 
-    def again_seconds(self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Floats:
+    def again_seconds(self, node: NodeCost, tokens: ArrayLike, gpu_share: ArrayLike = 0.0) -> Floats:
         """As ``work_seconds``, of a call that begins when another has just ended on the replica: at most as long, since
         caches are still warm. Arrays broadcast: [...] in, [...] out."""
 

@@ -62,29 +62,20 @@ class ClusterLatencyModel:
             lambda share: self._gpu_seconds(node, tokens, share),
         )
 
-    def again_seconds(self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Floats:
+    def again_seconds(self, node: NodeCost, tokens: ArrayLike, gpu_share: ArrayLike = 0.0) -> Floats:
         """With a GPU share no shorter than any other call. Arrays broadcast: [...] in, [...] out."""
         return _split(
-            cpu_cores,
+            1.0,
             gpu_share,
-            lambda cores, none: self._cores.again_seconds(node, tokens, cores, none),
+            lambda _, none: self._cores.again_seconds(node, tokens, none),
             lambda share: self._gpu_seconds(node, tokens, share),
         )
 
     def throttle(self, node: NodeCost, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Throttle:
-        burst = _split(
-            cpu_cores,
-            gpu_share,
-            lambda cores, none: self._cores.throttle(node, cores, none).burst_s,
-            lambda share: np.zeros(np.shape(share)),
-        )
-        refill = _split(
-            cpu_cores,
-            gpu_share,
-            lambda cores, none: self._cores.throttle(node, cores, none).refill,
-            lambda share: np.ones(np.shape(share)),
-        )
-        return Throttle(burst, refill)
+        cores, share = np.broadcast_arrays(np.asarray(cpu_cores, dtype=np.float64), np.asarray(gpu_share))
+        limit = self._cores.throttle(node, np.where(share > 0, 1.0, cores), np.zeros(share.shape))
+        burst, quota = (np.where(share > 0, 0.0, one) for one in (limit.burst_s, limit.quota_s))
+        return Throttle(burst, np.where(share > 0, 1.0, limit.refill), quota, limit.tick_s, limit.stop_s)
 
     def speedup(
         self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike, calls: ArrayLike

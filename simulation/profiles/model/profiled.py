@@ -57,13 +57,15 @@ class FittedLatencyModel:
         fit, _ = self._fit(node), self._share(1.0, gpu_share)
         return np.asarray(fit.apart(tokens) + fit.work(tokens))
 
-    def again_seconds(self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Floats:
+    def again_seconds(self, node: NodeCost, tokens: ArrayLike, gpu_share: ArrayLike = 0.0) -> Floats:
         """Seconds of a call that begins when another has just ended on the replica, from rounds of one call always in
-        flight; at most :meth:`work_seconds`. Raises ProfileError for a GPU share. Arrays broadcast: [...] in, [...]
-        out."""
-        fit, share = self._fit(node), np.minimum(1.0, self._share(cpu_cores, gpu_share))
-        warm_s = fit.apart_busy_s + fit.together_s(tokens, np.ones(np.shape(tokens)), share)
-        return np.asarray(np.minimum(warm_s, fit.apart(tokens) + fit.work(tokens)))
+        flight at a full core; at most :meth:`work_seconds`. Raises ProfileError for a GPU share. Arrays broadcast:
+        [...] in, [...] out."""
+        fit, _ = self._fit(node), self._share(1.0, gpu_share)
+        one = np.ones(np.shape(tokens))
+        return np.asarray(
+            np.minimum(fit.apart_busy_s + fit.together_s(tokens, one, one), self.work_seconds(node, tokens))
+        )
 
     def host_seconds(self, node: NodeCost, tokens: ArrayLike) -> Floats:
         """What a call takes whatever computes its product: its seconds outside its core, and on the core those of the
@@ -76,8 +78,11 @@ class FittedLatencyModel:
     def throttle(self, node: NodeCost, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Throttle:
         """The token bucket of a replica. Raises ProfileError for a GPU share."""
         share = self._share(cpu_cores, gpu_share)
-        bursts = [0.0 if x >= 1 else burst_s(limit_of(float(x), self._tick_s)) for x in np.ravel(share)]
-        return Throttle(np.reshape(np.array(bursts, dtype=np.float64), np.shape(share)), np.minimum(share, 1.0))
+        limits = [None if x >= 1 else limit_of(float(x), self._tick_s) for x in np.ravel(share)]
+        bursts = [0.0 if one is None else burst_s(one) for one in limits]
+        quotas = [0.0 if one is None else one.quota_s for one in limits]
+        at_once, granted = (np.reshape(np.array(values, dtype=np.float64), share.shape) for values in (bursts, quotas))
+        return Throttle(at_once, np.minimum(share, 1.0), granted, self._tick_s, self._fit(node).stop_s)
 
     def speedup(
         self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike, calls: ArrayLike

@@ -129,6 +129,9 @@ class Limited(Arithmetic):
     burst_s: float = 0.02
     alone_use: float = 0.8
     warm: float = 1.0
+    period_s: float = 0.05
+    tick_s: float = 0.0
+    stop_s: float = 0.0
 
     def seconds(self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Floats:
         limit, work = self.throttle(node, cpu_cores, gpu_share), self.work_seconds(node, tokens, gpu_share)
@@ -137,7 +140,7 @@ class Limited(Arithmetic):
     def work_seconds(self, node: NodeCost, tokens: ArrayLike, gpu_share: ArrayLike = 0.0) -> Floats:
         return np.asarray(self.base_s + np.asarray(tokens) * self.token_s)
 
-    def again_seconds(self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Floats:
+    def again_seconds(self, node: NodeCost, tokens: ArrayLike, gpu_share: ArrayLike = 0.0) -> Floats:
         return np.asarray(self.warm * self.work_seconds(node, tokens, gpu_share))
 
     def core_speedup(
@@ -150,7 +153,8 @@ class Limited(Arithmetic):
 
     def throttle(self, node: NodeCost, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Throttle:
         refill = np.where(np.asarray(gpu_share) > 0, 1.0, np.minimum(1.0, cpu_cores))
-        return Throttle(np.where(refill < 1, self.burst_s * (1 - refill), 0.0), refill)
+        burst = np.where(refill < 1, self.burst_s * (1 - refill), 0.0)
+        return Throttle(burst, refill, refill * self.period_s, self.tick_s, self.stop_s)
 
 
 SPAN_S, WINDOW_S = 12.0, 1.5
@@ -164,6 +168,9 @@ def random_limited(generator: np.random.Generator) -> Limited:
         burst_s=generator.uniform(0, 0.05),
         alone_use=generator.uniform(0.3, 1.0),
         warm=generator.uniform(0.6, 1.0),
+        period_s=generator.uniform(0.01, 0.1),
+        tick_s=generator.uniform(0.001, 0.01),
+        stop_s=generator.uniform(0.0, 0.002),
     )
 
 

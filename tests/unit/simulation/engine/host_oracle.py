@@ -16,7 +16,7 @@ import simpy
 
 from autoscaler.contract import Configuration, NodeInfo
 from benchmarks.simulator.oracle import Call, Node, PipelineModel, Replica
-from simulation.engine.draws import PASS, draw
+from simulation.engine.draws import PASS, SERVICE, draw, draw_bits, stream_key
 from simulation.engine.requests import Requests
 from simulation.engine.tables import atoms_of
 from simulation.workloads.workload import Workload
@@ -31,22 +31,88 @@ class Batch:
     """Seconds it would still take with a core of its own."""
 
 
+@dataclass
+class Limiting:
+    """What a CPU limit has done to one replica."""
+
+    cores: float
+    budget_s: float
+    """CPU seconds it may still use before the period ends; below 0 what it overran."""
+    granted_at_s: float
+    tick_at_s: float
+    """One of the kernel's ticks."""
+    stopped: bool = False
+
+
 class HostNode(Node):
-    """A node whose replicas share the machine: it keeps time, and ends batches."""
+    """A node whose replicas share the machine: it keeps time, and begins and ends batches."""
 
     pipeline: HostModel
 
     def __init__(self, pipeline: HostModel, number: int, info: NodeInfo, configuration: Configuration) -> None:
         super().__init__(pipeline, number, info, configuration)
         self.batches: dict[Replica, Batch] = {}
+        self.limits: dict[Replica, Limiting] = {}
+        """Of replicas that have had a call under a limit."""
 
     def catch_up(self, replica: Replica) -> None:
         self.pipeline.catch_up_all()
 
+    def period(self, replica: Replica) -> tuple[float, float, float, float]:
+        """Quota, period, tick and what a stop costs; the quota is 0 where nothing is limited."""
+        assert self.pipeline.limited is not None
+        cost, cores = self.pipeline.workload.costs[self.info.id], self.pipeline.workload.cores(replica.configuration)
+        limit = self.pipeline.limited.throttle(cost, cores, 0.0)
+        quota_s, refill = float(np.round(limit.quota_s, 12)), float(np.round(limit.refill, 12))
+        return (quota_s if refill < 1 else 0.0), quota_s / refill, limit.tick_s, limit.stop_s
+
+    def is_limited(self, replica: Replica) -> bool:
+        return self.pipeline.limited is not None and self.period(replica)[0] > 0
+
     def schedule(self, replica: Replica) -> None:
-        if replica.calls and replica not in self.batches:
+        """Look at a replica that has got a call or other resources."""
+        limit, cores = self.limits.get(replica), self.pipeline.workload.cores(replica.configuration)
+        if limit is not None and limit.cores != cores:
+            limit.cores, limit.budget_s = cores, self.period(replica)[0]
+            if limit.stopped:
+                self.go_on(replica)
+        if replica.calls and self.is_limited(replica):
+            self.limited(replica)
+        if replica.calls and replica not in self.batches and not self.waits(replica):
             self.begin(replica, again=False)
         self.pipeline.plan()
+
+    def waits(self, replica: Replica) -> bool:
+        """Whether its limit keeps an idle replica from beginning with a call."""
+        if not self.is_limited(replica):
+            return False
+        limit = self.limited(replica)
+        limit.stopped = limit.budget_s <= 0
+        return limit.stopped
+
+    def limited(self, replica: Replica) -> Limiting:
+        """What its limit has done to a replica that has calls; its clocks begin with the first."""
+        if replica not in self.limits:
+            quota_s, period_s, tick_s, _ = self.period(replica)
+            key = stream_key(self.pipeline.seed, SERVICE, self.number)
+            bits = int(draw_bits(np.uint64(key), replica.calls[0].request))
+            granted_at_s = self.pipeline.clock.now + period_s * (1 + bits % 65536) / 65536
+            tick_at_s = max(tick_s, 1e-12) * (1 + bits // 65536 % 65536) / 65536
+            cores = self.pipeline.workload.cores(replica.configuration)
+            self.limits[replica] = Limiting(cores, quota_s, granted_at_s, tick_at_s)
+        return self.limits[replica]
+
+    def go_on(self, replica: Replica) -> None:
+        """A stopped replica computes again."""
+        self.limits[replica].stopped = False
+        if replica not in self.batches:
+            self.begin(replica, again=False)
+        else:
+            factor = self.pipeline.factor(self.number, replica.calls[0].request, cold=False)
+            self.batches[replica].left_s += self.period(replica)[3] * factor
+
+    def is_stopped(self, replica: Replica) -> bool:
+        return replica in self.limits and self.limits[replica].stopped
 
     def begin(self, replica: Replica, again: bool) -> None:
         """Compute all that the replica has; each call's own factor counts by its seconds alone."""
@@ -55,8 +121,7 @@ class HostNode(Node):
             configuration, cost = replica.configuration, self.pipeline.workload.costs[self.info.id]
             if not again or self.pipeline.limited is None:
                 return self.pipeline.seconds(self.info, configuration, tokens)
-            cores = self.pipeline.workload.cores(configuration)
-            return float(self.pipeline.limited.again_seconds(cost, tokens, cores, configuration.gpu_share))
+            return float(self.pipeline.limited.again_seconds(cost, tokens, configuration.gpu_share))
 
         calls = list(replica.calls)
         alone = np.array([seconds(call.tokens) for call in calls])
@@ -71,6 +136,20 @@ class HostNode(Node):
         if replica.calls:
             self.begin(replica, again=True)
         self.dispatch()
+
+    def next_grants_s(self, replica: Replica) -> float:
+        """When a stopped replica goes on."""
+        quota_s, period_s, _, _ = self.period(replica)
+        at_s, budget_s = self.limits[replica].granted_at_s, self.limits[replica].budget_s + quota_s
+        while budget_s <= 0:
+            at_s, budget_s = at_s + period_s, budget_s + quota_s
+        return at_s
+
+    def stops_s(self, replica: Replica, given: float) -> float:
+        """When a running replica is noticed to have used more than it may."""
+        limit, (_, _, tick_s, _) = self.limits[replica], self.period(replica)
+        at_s = self.pipeline.clock.now + max(0.0, limit.budget_s) / given
+        return at_s if tick_s <= 0 else limit.tick_at_s + tick_s * (math.floor((at_s - limit.tick_at_s) / tick_s) + 1)
 
     def order(self, target: Configuration) -> None:
         self.pipeline.catch_up_all()
@@ -117,9 +196,13 @@ class HostModel(PipelineModel):
         self.until = 0.0
         self.version = 0
 
-    def factor(self, node: int, request: int) -> float:
+    def factor(self, node: int, request: int, cold: bool = True) -> float:
         atoms = atoms_of(self.host.noise)
-        return self.host.pace * self.cold[request] * float(atoms[int(draw(self.seed, PASS, 0, request) * len(atoms))])
+        return (
+            self.host.pace
+            * (self.cold[request] if cold else 1.0)
+            * float(atoms[int(draw(self.seed, PASS, 0, request) * len(atoms))])
+        )
 
     def serve(self, request: int) -> Generator[simpy.Event, Any, None]:
         host, counts = self.host, self.requests.counts[:, request]
@@ -189,12 +272,15 @@ class HostModel(PipelineModel):
             self.starting[replica] -= spent_s * self.given.get(replica, 0.0)
         for node in self.nodes:
             for replica in node.replicas:
-                limit = self.limit(node.info, replica.configuration)
                 given = self.given.get(replica, 0.0) if replica.calls else 0.0
                 if replica.calls and given:
                     node.batches[replica].left_s -= spent_s * self.speed(node, replica, given)
-                level_s = min(replica.level_s, limit.burst_s) + (limit.refill - given) * spent_s
-                replica.level_s = min(limit.burst_s, max(0.0, level_s))
+                if replica in node.limits and node.is_limited(replica):
+                    limit, (quota_s, period_s, _, _) = node.limits[replica], node.period(replica)
+                    limit.budget_s -= spent_s * given
+                    while limit.granted_at_s <= self.clock.now + 1e-12:
+                        limit.budget_s = min(quota_s, limit.budget_s + quota_s)
+                        limit.granted_at_s += period_s
 
     def speed(self, node: Node, replica: Replica, given: float) -> float:
         return given / self.use(node.info, replica.configuration, len(replica.calls)) / self.slow
@@ -205,10 +291,8 @@ class HostModel(PipelineModel):
             (1.0, number, name) for number, name in enumerate(self.lines) if self.lines[name]
         ]
         for number, (node, replica) in enumerate(self.running(), len(self.lines)):
-            cores_wanted = self.use(node.info, replica.configuration, len(replica.calls))
-            if replica.level_s <= 0:
-                cores_wanted = min(cores_wanted, self.limit(node.info, replica.configuration).refill)
-            desired.append((cores_wanted, number, replica))
+            if replica in node.batches and not node.is_stopped(replica):
+                desired.append((self.use(node.info, replica.configuration, len(replica.calls)), number, replica))
         self.starting = {replica: left for replica, left in self.starting.items() if replica.until_s > self.clock.now}
         first = len(self.lines) + len(desired)
         desired += [(1.0, first + number, replica) for number, replica in enumerate(self.starting)]
@@ -222,12 +306,15 @@ class HostModel(PipelineModel):
                 coming.append((left[0] * (self.slow if name == "ingress" else 1.0) / self.given[name], name))
         coming += [(left_s / self.given[replica], replica) for replica, left_s in self.starting.items()]
         for node, replica in self.running():
+            if node.is_stopped(replica):
+                coming.append((node.next_grants_s(replica) - self.clock.now, (node, replica, "goes on")))
+                continue
             given = self.given[replica]
             left_s = node.batches[replica].left_s
-            coming.append((left_s / self.speed(node, replica, given), (node, replica, False)))
-            drain = given - self.limit(node.info, replica.configuration).refill
-            if drain > 1e-12 and replica.level_s > 0:
-                coming.append((replica.level_s / drain, (node, replica, True)))
+            coming.append((left_s / self.speed(node, replica, given), (node, replica, "ends")))
+            if node.is_limited(replica) and replica in node.limits:
+                coming.append((node.limits[replica].granted_at_s - self.clock.now, (node, replica, "is granted")))
+                coming.append((node.stops_s(replica, given) - self.clock.now, (node, replica, "stops")))
         self.version += 1
         if coming:
             after_s, what = min(coming, key=lambda found: found[0])
@@ -245,9 +332,12 @@ class HostModel(PipelineModel):
             del self.starting[what]
             what.ready_s = self.clock.now
             next(node for node in self.nodes if what in node.replicas).dispatch()
-        elif what[2]:
-            what[1].level_s = 0.0
         else:
-            node, replica, _ = what
-            node.end_batch(replica)
+            node, replica, event = what
+            if event == "ends":
+                node.end_batch(replica)
+            elif event == "goes on":
+                node.go_on(replica)
+            elif event == "stops":
+                node.limits[replica].stopped = True
         self.plan()

@@ -62,6 +62,35 @@ def test_calls_that_wait_at_a_replica_are_computed_as_one_when_its_batch_ends() 
     assert latency == pytest.approx([6.0, 9.1, 9.9], abs=1e-6)
 
 
+def test_calls_that_come_while_a_limit_stops_a_replica_are_computed_as_one() -> None:
+    """The expert has 0.1 s in each second. Its first call takes 0.25, which no tick notices, and ends at 0.5; two
+    periods have to pay for it, the second of which ends at 1.25 at the earliest. Both other calls are there by then."""
+    model = Limited(base_s=0.25, token_s=1e-9, alone_use=1.0, period_s=1.0, tick_s=100.0)
+    found, requests = one_expert([0.0, 0.3, 0.4], [1, 1, 1], model, host=NOTHING)
+    start = {node.function: configuration(3, concurrency=1) for node in found.segments}
+    start |= {EXPERT: configuration(concurrency=4, cpu_cores=0.1)}
+    latency, _ = simulate(Simulation(found, requests, start), [60.0])
+    ends = latency + requests.arrival_s
+    assert latency[0] == pytest.approx(0.75, abs=1e-6)
+    assert ends[1] == pytest.approx(ends[2], abs=1e-9)
+    assert 1.25 + 0.5 <= ends[1] <= 2.25 + 0.5
+
+
+def test_a_call_pays_for_its_caches_each_time_that_it_is_stopped() -> None:
+    """A call of 1 s with 0.2 s in each second, noticed at once, and 0.1 s more after each stop: n stops let it have
+    0.2 (n + 1), and it needs 1 + 0.1 n, so n is 9 (8 where a period ends in its first 0.2 s)."""
+    model = Limited(base_s=1.0, token_s=1e-9, alone_use=1.0, period_s=1.0)
+    busy_s = []
+    for stop_s in (0.0, 0.1):
+        found, requests = one_expert([0.0], [1], replace(model, stop_s=stop_s), host=NOTHING)
+        start = {node.function: configuration() for node in found.segments} | {EXPERT: configuration(cpu_cores=0.2)}
+        _, (window,) = simulate(Simulation(found, requests, start), [60.0])
+        busy_s.append(window.meter[2, kernel.CPU_S])
+    stops = (busy_s[1] - 1.0) / 0.1
+    assert busy_s[0] == pytest.approx(1.0, abs=1e-6)
+    assert stops == pytest.approx(round(stops), abs=1e-6) and round(stops) in (8, 9)
+
+
 def test_what_lies_before_the_ingress_is_a_line_too_and_uses_a_core() -> None:
     """The second request waits behind the first's way there; each way is half a second, at one core for everything."""
     host = replace(NOTHING, front_s=1.0)
@@ -112,7 +141,7 @@ def test_the_effect_of_an_idle_gap_is_given_by_ascending_seconds_and_times_above
 def test_replicas_share_the_cores_and_who_wants_less_gets_it_all() -> None:
     """Three calls of 1 s of which one is stopped at 0.2 cores: the others have 0.9 of 2 cores each, not 0.67."""
     host = Host(cores=2.0, start_s=1e-9, send_s=1e-9, receive_s=1e-9, answer_s=1e-9)
-    model = Limited(base_s=1.0, token_s=1e-9, burst_s=0.0, alone_use=1.0)
+    model = Limited(base_s=1.0, token_s=1e-9, burst_s=0.0, alone_use=1.0, period_s=1e-3)
     small_workload = workload((3,), model, hop_s=0.0, request_s=0.0, top_k=3, host=host)
     requests = draw_requests(small_workload, [0.0], seed=0, tokens=[4])
     start = {**initial(small_workload), EXPERT: configuration(1, cpu_cores=0.2)}
@@ -136,8 +165,8 @@ def test_cold_starts_want_a_core_each() -> None:
 
 @pytest.mark.parametrize("window_s", [0.7, 5.0])
 def test_a_machine_with_room_and_an_ingress_without_work_is_what_the_stages_are(window_s: float) -> None:
-    """With one call at a time, as several are a batch here and share a replica there."""
-    model = Limited(power=0.4, scatter=Noise.lognormal(0.4), burst_s=0.01)
+    """With one call at a time, as several are a batch here and share a replica there; limits differ, too."""
+    model = Arithmetic(power=0.4, scatter=Noise.lognormal(0.4))
     small_workload = workload((3, 2), model, hop_s=0.0)
     requests = draw_requests(small_workload, poisson(25, 400, 3), seed=3)
     start = dict.fromkeys(initial(small_workload), configuration(2, cpu_cores=0.3, concurrency=1))
