@@ -98,3 +98,9 @@ def _measured(node: NodeObservation | None, window_s: float) -> tuple[str, float
     if seconds is None:
         return None
     return node.node, seconds, node.tokens_per_s / node.requests_per_s, now.cpu_cores, now.gpu_share
+
+
+def without_calls(workload: Workload, observation: Observation) -> bool:
+    """Whether most experts that got tokens got no call, which cannot be."""
+    nodes = [node for one in workload.experts if (node := observation.node(one.id)) is not None and node.tokens_per_s]
+    return 2 * sum(node.requests_per_s == 0 for node in nodes) > len(nodes)

@@ -26,7 +26,7 @@ from rl.agent.errors import NetworkError
 from rl.features import Encoder, calls_of
 from rl.features.ranges import Ranges
 from rl.staffing.action import AXES, NAMES, Actions, Depth, Staffing, action_of, room_of
-from rl.staffing.checks import LEAST_SEEN, NONE, Correction, tokens_seen
+from rl.staffing.checks import LEAST_SEEN, NONE, Correction, tokens_seen, without_calls
 from rl.staffing.export import load
 from rl.staffing.features import FEATURES, StaffingEncoder
 from rl.staffing.networks import StaffingActor
@@ -89,6 +89,8 @@ class StaffingRule:
         opening_s, slo_s = DEFAULT_BURSTS.activation_s, self._workload.slo_s
         if slo_s < OPENING * opening_s and not self._workload.topology.generates:
             return f"standbys open in {opening_s:g} s, too late for an SLO of {slo_s:.3g} s"
+        if without_calls(self._workload, observation):
+            return "the experts show tokens and no calls"
         share = tokens_seen(self._workload, observation)
         if share is None or share >= LEAST_SEEN:
             return ""

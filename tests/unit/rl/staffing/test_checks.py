@@ -111,6 +111,17 @@ def test_the_rule_doubts_itself_where_tokens_are_missing_or_standbys_open_too_la
     assert late == "standbys open in 0.1 s, too late for an SLO of 0.1 s"
 
 
+def test_the_rule_doubts_tokens_without_calls() -> None:
+    seen = observed()
+    several = [node.node for node in seen.nodes if node.node.startswith("expert") and node.tokens_per_s]
+    for uncalled, doubts in ((several, True), (several[: len(several) // 2], False)):
+        nodes = tuple(
+            node._replace(requests_per_s=0.0 if node.node in uncalled else node.requests_per_s) for node in seen.nodes
+        )
+        doubt = rule().propose(replace(seen, nodes=nodes), 10.0, None).doubt
+        assert doubt == ("the experts show tokens and no calls" if doubts else "")
+
+
 def test_the_rule_remembers_what_it_corrected() -> None:
     memory = rule().propose(observed(2.5), 10.0, "another policy's").memory
     assert isinstance(memory, Correction) and memory.times == pytest.approx(2.5, rel=0.1)
