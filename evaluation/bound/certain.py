@@ -35,6 +35,7 @@ from evaluation.bound.tail import Group, everyone, sum_of_lowest
 from simulation.arrays import Floats, Ints, Tokens
 from simulation.engine import kernel
 from simulation.engine.host import pass_factors
+from simulation.engine.tables import atoms_of
 
 ROUNDING_S = 1e-9
 
@@ -169,11 +170,15 @@ def _calls(physics: Physics, rows: NodeRows, tokens: Tokens, factors: Floats, se
     [count]``: the ingress's seconds for the calls before it in its layer."""
     called = np.flatnonzero(tokens)
     work = _work(rows.work, tokens[called], factors[:, called], rows.noise_of)
-    if physics.workload.host is None:
+    host = physics.workload.host
+    if host is None:
         return _Calls(called, work, rows.alone_s(work))
+    # A batch takes the mean of its calls' factors, and who else is in it is not known: a call takes the least of all.
+    least = np.full_like(factors, host.least * host.pace * float(atoms_of(host.noise).min()))
+    fastest = _work(rows.work, tokens[called], (least * rows.noise.min(axis=1)[:, None])[:, called], rows.noise_of)
     front_s = physics.front.sending_s(tokens) + physics.front.receiving_s(tokens)
     front_s += 0.0 if sent_s is None else sent_s
-    return _Calls(called, work, rows.alone_s(work) + front_s[called])
+    return _Calls(called, work, rows.alone_s(fastest) + front_s[called])
 
 
 def spans_of(load: WindowLoad, through: list[Floats], layers: list[list[_Calls]]) -> _Spans:

@@ -10,6 +10,7 @@ import numpy as np
 from autoscaler.contract import Configuration, NodeInfo
 from evaluation.bound.frontier import SpaceArrays, space_arrays
 from simulation.arrays import Bools, Floats, Ints, Tokens
+from simulation.engine.replicas import BURST, REFILL
 from simulation.engine.tables import ResourceTables
 from simulation.workloads.workload import Host, Workload
 
@@ -30,7 +31,8 @@ class NodeRows:
     noise_of: Ints
     """[rows]: which of them a row has."""
     work: Floats
-    """[rows, tokens + 1]: a call alone on a replica that no limit stops; as ``seconds`` where there is no limit."""
+    """[rows, tokens + 1]: a call alone on a replica that no limit stops; as ``seconds`` where there is no limit. On a
+    shared machine this and what follows are those of :meth:`Physics._at_best`."""
     pace: Floats
     """[rows, m]: as ``rate`` while no limit stops the replica."""
     use: Floats
@@ -137,6 +139,18 @@ class Physics:
             for cores, share in zip(self.space_arrays.cpu_cores, self.space_arrays.gpu_share, strict=True)
         ]
 
+    def _at_best(self, at: Ints) -> tuple[Floats, Floats, Floats, Floats]:
+        """Work, pace, use and bucket of the rows ``at``. On a shared machine those of the best that can happen to a
+        call there: it comes right after another, all of its batch are computed in the time of one, and its limit lets
+        it have what is left of a quota, one more that is granted at once, and what it overruns until a tick."""
+        tables = self._tables
+        use, bucket = tables.use[at, 1:], tables.bucket[at]
+        if self.workload.host is None:
+            return tables.work[at], tables.pace[at, 1:], use, bucket
+        at_once = 2 * bucket[:, BURST] + tables.tick_s
+        work = np.minimum(tables.again, tables.work)[at, : tables.seconds.shape[1]]
+        return work, np.ones_like(use), use, np.stack([at_once, bucket[:, REFILL]], axis=1)
+
     def _of(self, node: NodeInfo, computes: list[Configuration]) -> NodeRows:
         rows = tuple(self._tables.row(node, compute) for compute in computes)
         if rows not in self._shared:
@@ -147,9 +161,6 @@ class Physics:
                 self._tables.rate[at, 1:],
                 noise,
                 noise_of.reshape(-1).astype(np.int64),
-                self._tables.work[at],
-                self._tables.pace[at, 1:],
-                self._tables.use[at, 1:],
-                self._tables.bucket[at],
+                *self._at_best(at),
             )
         return self._shared[rows]

@@ -3,7 +3,7 @@
 Layers meet at the ingress and on the cores, so nothing here can be simulated stage by stage: at each event the cores
 are dealt out again among the ingress and the replicas that have calls, and everything moves on to the next event.
 
-Ties in time: control, then the ingress, then the front, then completions and empty buckets, then arrivals.
+Ties in time: control, then the ingress, then the front, then what replicas and their limits do, then arrivals.
 """
 
 from __future__ import annotations

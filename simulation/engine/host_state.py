@@ -26,7 +26,8 @@ class Rules(NamedTuple):
     two, three and so on; the last also for more. ``idle [2, points]``: seconds since the last answer, and how many
     times as many CPU seconds a request takes that comes then.
     ``stages [stages, 2]``: first node of a stage and the one after its last; ``counts [rows, requests]``:
-    tokens by ``source[node]``; ``reached [requests]``: when a request comes to the ingress.
+    tokens by ``source[node]``; ``reached [requests]``: when a request comes to the ingress; ``tick_s``: how often the
+    kernel looks at limits.
     """
 
     cores: float

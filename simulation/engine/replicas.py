@@ -31,13 +31,15 @@ CPU seconds left until it is ready), busy since, CPU seconds in the bucket at ``
 period ends, and one of its ticks (0: it has not had a call yet)."""
 ROW, GENERATION, ACTIVE, HEAD, SITE, STANDBY, BATCH, STOPPED = range(8)
 """Rows of ``slot``: row of the resource tables, generation, calls in service, first of the ring, machine, number of the
-activated standby from 1 (0: a replica that always runs)."""
+activated standby from 1 (0: a replica that always runs); on a shared machine: calls that are computed now, whether its
+limit has stopped it."""
 CHANGE_AT = 0
 """Column of ``order_s``: when the change that is under way holds."""
 LIMIT, NEXT_LIMIT, NEXT_ROW, NOW_GENERATION, COUNT = range(5)
 """Columns of ``order``: calls at once, the same after the change, row after it, generation it is for, replicas."""
 BURST, REFILL = range(2)
-"""Columns of ``bucket [rows, 2]``: CPU seconds it holds at most, CPU seconds it gets back in a second."""
+"""Columns of ``bucket [rows, 2]``: CPU seconds it holds at most (on a shared machine: the quota of a period), CPU
+seconds it gets back in a second."""
 
 
 Limits = bool | None

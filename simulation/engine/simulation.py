@@ -110,9 +110,7 @@ class Simulation:
         slots = most_calls or max(
             [workload.space.concurrency_max, *(configurations[f].concurrency for f in self.index)]
         )
-        self.tables = tables or ResourceTables(
-            workload, requests.most_tokens * (1 if workload.host is None else slots), slots
-        )
+        self.tables = tables or ResourceTables(workload, requests.most_tokens, slots)
         sites = None if machines is None else machines.sites(self.nodes)
         self.fleet = Fleet(workload, self.nodes, self.tables, seed, slots, sites)
         for node, info in enumerate(self.nodes):

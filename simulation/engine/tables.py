@@ -22,19 +22,21 @@ class ResourceTables:
     """Rows are made when first asked for, and shared by nodes of equal cost.
 
     What the simulator computes with: ``work [rows, tokens + 1]``, seconds of a call alone on a replica that nothing
-    stops; ``pace [rows, calls + 1]``, how fast each of m calls at once goes, and ``stretch``, its inverse; ``use [rows,
-    calls + 1]``, cores in use meanwhile; ``bucket [rows, 2]``, burst and refill of the CPU limit (0 and 1: none);
-    ``noise [rows, ATOMS]``. For those who plan without a clock: ``seconds [rows, tokens + 1]`` and ``rate [rows, calls
-    + 1]``, the same as ``work`` and ``pace`` in the mean under the limit; ``used [rows]``: share of the resource in use
-    while serving.
+    stops, and ``again``, right after another (on a shared machine both up to the tokens of a whole batch); ``pace
+    [rows, calls + 1]``, how fast each of m calls at once goes, and ``stretch``, its inverse; ``use [rows, calls + 1]``,
+    cores in use meanwhile; ``bucket [rows, 2]``, burst (there: quota) and refill of the CPU limit (0 and 1: none);
+    ``stop [rows]``, seconds more for each time that a limit stops a call there; ``noise [rows, ATOMS]``. For those who
+    plan without a clock: ``seconds [rows, tokens + 1]`` and ``rate [rows, calls + 1]``, the same as ``work`` and
+    ``pace`` in the mean under the limit; ``used [rows]``: share of the resource in use while serving.
     """
 
     def __init__(self, workload: Workload, most_tokens: int, most_calls: int) -> None:
         self._workload = workload
         self._rows: dict[tuple[NodeCost, float, float, float], int] = {}
         self.seconds: Floats = np.zeros((0, max(1, most_tokens) + 1))
-        self.work: Floats = self.seconds.copy()
-        self.again: Floats = self.seconds.copy()
+        whole = max(1, most_tokens) * (1 if workload.host is None else most_calls)  # there calls are computed together
+        self.work: Floats = np.zeros((0, whole + 1))
+        self.again: Floats = self.work.copy()
         self.rate: Floats = np.zeros((0, most_calls + 1))
         self.pace: Floats = self.rate.copy()
         self.stretch: Floats = self.rate.copy()
@@ -70,16 +72,17 @@ class ResourceTables:
 
     def _add(self, cost: NodeCost, typical: float, cores: float, share: float) -> int:
         model = self._workload.latency
-        tokens, calls = np.arange(self.seconds.shape[1]), np.arange(1, self.rate.shape[1])
+        tokens, whole = np.arange(self.seconds.shape[1]), np.arange(self.work.shape[1])
+        calls = np.arange(1, self.rate.shape[1])
         where = f"{model.name}: {cost.kind} with {cores:g} cores and {share:g} of a GPU"
         seconds = _checked(where, model.seconds(cost, tokens, cores, share))
         rate = _rates(where, calls, model.speedup(cost, typical, cores, share, calls))
-        work, pace, use, bucket = seconds, rate, np.ones(calls.size), (0.0, 1.0)
-        again, stop_s = work, 0.0
+        work = again = _checked(where, model.seconds(cost, whole, cores, share))
+        pace, use, bucket, stop_s = rate, np.ones(calls.size), (0.0, 1.0), 0.0
         if isinstance(model, LimitedLatencyModel):
             limit = model.throttle(cost, cores, share)
-            work = _checked(where, model.work_seconds(cost, tokens, share))
-            again = _checked(where, model.again_seconds(cost, tokens, share))
+            work = _checked(where, model.work_seconds(cost, whole, share))
+            again = _checked(where, model.again_seconds(cost, whole, share))
             pace = _rates(where, calls, model.core_speedup(cost, typical, cores, share, calls))
             desired = np.clip(model.core_use(cost, typical, calls, share), 1e-6, 1.0)
             use = np.asarray(np.round(desired, DIGITS), dtype=np.float64)

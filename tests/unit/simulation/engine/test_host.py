@@ -12,6 +12,7 @@ from simulation.engine import kernel
 from simulation.engine.errors import SimulationError
 from simulation.engine.requests import draw_requests
 from simulation.engine.simulation import Simulation
+from simulation.engine.tables import ResourceTables
 from simulation.latency.contract import Noise
 from simulation.workloads.workload import Host
 from tests.parameters import some_fast
@@ -58,8 +59,10 @@ def test_calls_that_wait_at_a_replica_are_computed_as_one_when_its_batch_ends() 
     model = Limited(base_s=1.0, token_s=0.1, alone_use=1.0, warm=0.9)
     found, requests = one_expert([0.0, 0.5, 0.7], [10, 10, 20], model, host=NOTHING)
     start = {node.function: configuration(3, concurrency=1) for node in found.segments}
-    latency, _ = simulate(Simulation(found, requests, start | {EXPERT: configuration(concurrency=4)}), [60.0])
-    assert latency == pytest.approx([6.0, 9.1, 9.9], abs=1e-6)
+    start |= {EXPERT: configuration(concurrency=4)}
+    for tables in (None, ResourceTables(found, requests.most_tokens, 4)):  # a batch has more tokens than any request
+        latency, _ = simulate(Simulation(found, requests, start, tables=tables), [60.0])
+        assert latency == pytest.approx([6.0, 9.1, 9.9], abs=1e-6)
 
 
 def test_calls_that_come_while_a_limit_stops_a_replica_are_computed_as_one() -> None:
