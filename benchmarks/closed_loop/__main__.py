@@ -29,7 +29,7 @@ import click
 import numpy as np
 from scipy import stats
 
-from benchmarks.closed_loop.contenders import contender
+from benchmarks.closed_loop.contenders import contender, turns
 from benchmarks.closed_loop.runs import SEGMENT_CORES, SPACE, Run, measured, simulated
 from benchmarks.fidelity.runs import routing_of
 from benchmarks.harness.options import AT_LEAST_1, PRESENT, benchmark, data_option, listed, seed_option
@@ -112,13 +112,6 @@ def run_all(
                         with kept.open("a") as file:
                             file.write(json.dumps(cell) + "\n")
     return cells, run, replicas
-
-
-def turns(policies: Sequence[str], repeat: int) -> tuple[str, ...]:
-    """Whichever policy runs first meets a pipeline that has just been started or whatever the repeat before left: each
-    policy does so in its turn."""
-    first = repeat % len(policies)
-    return (*policies[first:], *policies[:first])
 
 
 def prepare(directory: Path, manifest: Manifest, setting: Setting) -> tuple[Run, np.ndarray]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,3 +45,10 @@ def contender(name: str, window_s: float, replicas: int) -> Contender:
         "smoe": {"hpa": hpa}, "last-window": {"hpa": hpa},
     }  # fmt: skip
     return Contender(name, replicas, tables.get(name, {}))
+
+
+def turns(policies: Sequence[str], repeat: int) -> tuple[str, ...]:
+    """Whichever policy runs first meets a pipeline that has just been started or whatever the repeat before left: each
+    policy does so in its turn."""
+    first = repeat % len(policies)
+    return (*policies[first:], *policies[:first])

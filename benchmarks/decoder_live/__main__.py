@@ -23,6 +23,7 @@ import click
 import torch
 
 from autoscaler.contract import Configuration
+from benchmarks.closed_loop.contenders import turns
 from benchmarks.decoder_live.loads import LOADS, SHAPE, requests_of
 from benchmarks.decoder_live.runs import Setting, contender, measured
 from benchmarks.generation import build
@@ -62,8 +63,7 @@ def run_all(
     with running_pipeline(gateway, deployment, str(folder / "random")) as served:
         for turn, (name, seed) in enumerate(loads):
             requests = requests_of(LOADS[name], data, seed, setting.seconds)
-            first = turn % len(policies)
-            for policy in (*policies[first:], *policies[:first]):
+            for policy in turns(policies, turn):
                 show(f"{name}, seed {seed}: {policy}", len(cells))
                 row = measured(served, model, contender(policy, begin, setting.window_s), setting, requests)
                 cells.append({"load": name, "seed": seed, "policy": policy, **row})
@@ -98,9 +98,9 @@ def main(
 ) -> None:
     start = Configuration(memory_mb=256, cpu_cores=1.0, gpu_share=0.0, replicas=1, concurrency=10)
     setting = Setting(ttft_s=ttft_ms / 1000, tpot_s=tpot_ms / 1000, start=start, **options)
-    turns = [(name, seed) for seed in seeds for name in loads]
-    with run_folder("smoe-decoder-live-") as folder, progress(len(turns) * len(policies)) as show:
-        cells = run_all(folder, data, turns, policies, begin, cpu_scale, setting, show)
+    parts = [(name, seed) for seed in seeds for name in loads]
+    with run_folder("smoe-decoder-live-") as folder, progress(len(parts) * len(policies)) as show:
+        cells = run_all(folder, data, parts, policies, begin, cpu_scale, setting, show)
     print_table("policies on a running decoder", [head for head, _ in HEADS], [_line(cell) for cell in cells])
     print_result({"tpot_ms": tpot_ms, "ttft_ms": ttft_ms, "cells": cells})
 

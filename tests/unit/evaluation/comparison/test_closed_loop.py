@@ -9,7 +9,8 @@ import click
 import numpy as np
 import pytest
 
-from benchmarks.closed_loop.__main__ import first_on_cost, half_width, steady_replicas, summaries, turns
+from benchmarks.closed_loop.__main__ import first_on_cost, half_width, steady_replicas, summaries
+from benchmarks.closed_loop.contenders import turns
 from benchmarks.closed_loop.runs import Outcome
 
 
