@@ -147,8 +147,8 @@ class Physics:
         use, bucket = tables.use[at, 1:], tables.bucket[at]
         if self.workload.host is None:
             return tables.work[at], tables.pace[at, 1:], use, bucket
+        work = tables.again[at, : tables.seconds.shape[1]]
         at_once = 2 * bucket[:, BURST] + tables.tick_s
-        work = np.minimum(tables.again, tables.work)[at, : tables.seconds.shape[1]]
         return work, np.ones_like(use), use, np.stack([at_once, bucket[:, REFILL]], axis=1)
 
     def _of(self, node: NodeInfo, computes: list[Configuration]) -> NodeRows:

@@ -205,9 +205,10 @@ def following(
             next_s, what, event = now_s + left_s / speed[k], k, DONE
         if rules.rows.bucket[row, REFILL] < 1:
             stops_s = noticed_at(clock, r, rules.tick_s, given[k], now_s)
-            if min(stops_s, clock[GRANT_AT, r]) < next_s:
-                granted = clock[GRANT_AT, r] <= stops_s
-                next_s, what, event = min(stops_s, clock[GRANT_AT, r]), k, GRANTED if granted else STOPS
+            if clock[GRANT_AT, r] < next_s and clock[GRANT_AT, r] <= stops_s:
+                next_s, what, event = clock[GRANT_AT, r], k, GRANTED
+            elif stops_s < next_s:
+                next_s, what, event = stops_s, k, STOPS
     return next_s, what, event
 
 
@@ -236,10 +237,9 @@ def move_on(
 def change(node: int, rules: Rules, replicas: Replicas, passes: Passes, now_s: float) -> float:
     """What holds from now on at a node; returns when there is something to bring about next."""
     clock, slot, order = replicas.clock[node], replicas.slot[node], replicas.order[node]
-    for r in range(order[COUNT]):
-        clock[LAST, r] = now_s  # what was done is counted already
     before, levels = slot[ROW, : order[COUNT]].copy(), clock[LEVEL, : order[COUNT]].copy()
     for r in range(order[COUNT]):
+        clock[LAST, r] = now_s  # what was done is counted already
         clock[LEVEL, r] = max(0.0, levels[r])  # the stages' bucket, which ``control`` looks at, has no debts
     next_s, _, _ = control(node, replicas, rules.rows, rules.counts[rules.source[node]], now_s)
     for r in range(order[COUNT]):

@@ -72,12 +72,11 @@ class ResourceTables:
 
     def _add(self, cost: NodeCost, typical: float, cores: float, share: float) -> int:
         model = self._workload.latency
-        tokens, whole = np.arange(self.seconds.shape[1]), np.arange(self.work.shape[1])
-        calls = np.arange(1, self.rate.shape[1])
+        whole, calls = np.arange(self.work.shape[1]), np.arange(1, self.rate.shape[1])
         where = f"{model.name}: {cost.kind} with {cores:g} cores and {share:g} of a GPU"
-        seconds = _checked(where, model.seconds(cost, tokens, cores, share))
-        rate = _rates(where, calls, model.speedup(cost, typical, cores, share, calls))
         work = again = _checked(where, model.seconds(cost, whole, cores, share))
+        seconds = work[: self.seconds.shape[1]]
+        rate = _rates(where, calls, model.speedup(cost, typical, cores, share, calls))
         pace, use, bucket, stop_s = rate, np.ones(calls.size), (0.0, 1.0), 0.0
         if isinstance(model, LimitedLatencyModel):
             limit = model.throttle(cost, cores, share)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import median
 
 import numpy as np
@@ -59,19 +60,16 @@ class NodeFit:
     shares: tuple[float, float]
     """Measured range, real cores."""
 
-    @property
+    @cached_property
     def stop_s(self) -> float:
         """CPU seconds more that a call takes each time its limit stops it: what single calls always in flight take more
         than at a full core, over how many quotas they take, the median of those that take two or more."""
-        more = [
-            (limited_s - full_s) / (limited_s / quota_s)
-            for share in self.together.shares[self.together.shares < _FULL]
-            for quota_s in (limit_of(float(share), USUAL_TICK_S).quota_s,)
-            for limited_s, full_s in zip(
-                *(self.together_s(self.together.tokens, 1, of) for of in (share, 1.0)), strict=True
-            )
-            if limited_s >= 2 * quota_s
-        ]
+        tokens, more = self.together.tokens, list[float]()
+        full_s = self.together_s(tokens, 1, 1.0)
+        for share in self.together.shares[self.together.shares < _FULL]:
+            limited_s = self.together_s(tokens, 1, share)
+            quotas = limited_s / limit_of(float(share), USUAL_TICK_S).quota_s
+            more += ((limited_s - full_s) / quotas)[quotas >= 2].tolist()
         return max(0.0, median(more)) if more else 0.0
 
     def together_s(self, tokens: ArrayLike, calls: ArrayLike, share: ArrayLike) -> Floats:

@@ -53,7 +53,7 @@ class HostNode(Node):
         super().__init__(pipeline, number, info, configuration)
         self.batches: dict[Replica, Batch] = {}
         self.limits: dict[Replica, Limiting] = {}
-        """Of replicas that have had a call under a limit."""
+        """By replica, once it has had a call while its cores were limited."""
 
     def catch_up(self, replica: Replica) -> None:
         self.pipeline.catch_up_all()
