@@ -51,6 +51,7 @@ __all__ = [
     "Platform",
     "Policy",
     "Proposal",
+    "RememberingPlatform",
     "Resources",
     "TickReport",
     "Topology",
@@ -217,6 +218,14 @@ class BoundedPlatform(Platform, Protocol):
 
     def bounds(self) -> Mapping[str, Bound]:
         """Function → what it cannot be given now, as read last and as refused since; of most functions nothing."""
+
+
+@runtime_checkable
+class RememberingPlatform(Platform, Protocol):
+    """One that notes what it took back for want of room."""
+
+    def taken_back(self) -> Mapping[str, int]:
+        """Function → replicas that it had before some were taken back, as read last, while it has those left."""
 
 
 @runtime_checkable

@@ -59,7 +59,8 @@ def _names(kind: type) -> list[str]:
 _NODE_FIELDS = _numbers(NodeObservation._fields, ("configuration",))
 _LAYER_FIELDS = _numbers(_names(LayerObservation), ("layer",))
 _PIPELINE_FIELDS = _numbers(
-    _names(Observation), ("nodes", "layers", "problems", "stale", "start_s", "end_s", "generation", "arrivals")
+    _names(Observation),
+    ("nodes", "layers", "problems", "stale", "start_s", "end_s", "generation", "arrivals", "taken_back"),
 )
 _GENERATION_FIELDS = _numbers(_names(GenerationObservation), ())
 ARRIVALS = {

@@ -22,6 +22,7 @@ from autoscaler.contract import (
     Platform,
     Policy,
     Proposal,
+    RememberingPlatform,
     TickReport,
     Topology,
 )
@@ -71,6 +72,9 @@ class Controller:
         )
         self._in_force: Callable[[], Mapping[str, Configuration]] = (
             platform.in_force if isinstance(platform, MeteredPlatform) else dict
+        )
+        self._taken_back: Callable[[], Mapping[str, int]] = (
+            platform.taken_back if isinstance(platform, RememberingPlatform) else dict
         )
         self._limits = limits
         self._logger = logger
@@ -134,7 +138,7 @@ class Controller:
         except PlatformError as error:
             problems = (*observation.problems, f"the functions could not be listed, nothing is decided: {error}")
             return replace(observation, problems=problems), {}
-        return complete(observation, present), present
+        return replace(complete(observation, present), taken_back=self._taken_back()), present
 
     def _propose(self, observation: Observation, now_s: float) -> Proposal:
         try:

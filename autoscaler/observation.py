@@ -7,7 +7,7 @@ there is no data, which is never the same as zero.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -169,6 +169,9 @@ class Observation:
     """A decoder's texts; None for any other pipeline, and for one that keeps no keys and values."""
     arrivals: tuple[Arrivals, ...] = ()
     """How fast tokens arrived, by look-back of the ingress; empty where nothing arrived, or nothing is known."""
+    taken_back: Mapping[str, int] = field(default_factory=dict)
+    """Function → replicas it had before some were taken back for want of room; a policy that holds what there is asks
+    for them again."""
 
     @property
     def window_s(self) -> float:

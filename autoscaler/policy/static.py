@@ -8,7 +8,8 @@ from autoscaler.contract import Configuration, Memory, Observation, Proposal
 
 
 class StaticPolicy:
-    """Desires ``configurations`` for the functions named there and the present one for all others.
+    """Desires ``configurations`` for the functions named there and the present one for all others, with the replicas
+    that were taken back from it for want of room.
 
     With the plan that a search found on a profiling window it is the paper's baseline ServerlessMoE.
     """
@@ -21,7 +22,10 @@ class StaticPolicy:
         desired: dict[str, Configuration] = {}
         reasons: dict[str, str] = {}
         for node in observation.nodes:
-            configuration = self._configurations.get(node.function, node.configuration)
+            configuration, before = node.configuration, observation.taken_back.get(node.function)
+            if configuration is not None and before is not None:
+                configuration = configuration.with_replicas(before)
+            configuration = self._configurations.get(node.function, configuration)
             if configuration is not None:
                 desired[node.function] = configuration
                 reasons[node.function] = self.name

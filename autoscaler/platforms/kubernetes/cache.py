@@ -82,6 +82,8 @@ class Kept:
     """Label of the function that it belongs to."""
     pipeline: str
     """Label of the pipeline, of a Deployment that of its pods."""
+    ends: bool
+    """It is a pod that ends and still takes up its node's room."""
     packed: bytes
 
     @staticmethod
@@ -95,6 +97,7 @@ class Kept:
             meta.get("resourceVersion", ""),
             labels.get(FUNCTION_LABEL, ""),
             pods.get(PIPELINE_LABEL, ""),
+            "deletionTimestamp" in meta and "nodeName" in document["spec"],
             bytes(memoryview(orjson.dumps(document))),  # a copy, as orjson's own keeps 4 to 8 KB for any short document
         )
 

@@ -24,6 +24,7 @@ from platform_words.labels import (
     SCALE_TYPE_BEFORE,
     SET_ASIDE,
     SPEC,
+    TAKEN_BACK,
 )
 from platform_words.live import Live
 from platform_words.resources import GPU, GPU_RESOURCES, GPU_TENTHS, MPS_MEMORY, MPS_PERCENTAGE, RESIZED, same_quantity
@@ -222,6 +223,24 @@ def template_patch(deployment: Object, live: Live, gpu: GpuSettings, *, move: bo
     if env:
         template["spec"]["containers"][0]["env"] = env
     return {**live_patch(live), "spec": {"template": template}}
+
+
+def taken_back_patch(deployment: Object, left: int) -> Object:
+    """Merge patch that notes how many replicas there are, or were, before all but ``left`` are taken back."""
+    before = max(ordered(deployment), before_taken_back(deployment))
+    return {"metadata": {"annotations": {TAKEN_BACK: f"{before} {left}"}}}
+
+
+def before_taken_back(deployment: Object) -> int:
+    """Replicas that there were before some were taken back, while those that were left are there; else 0."""
+    before, _, left = (deployment["metadata"].get("annotations") or {}).get(TAKEN_BACK, "").partition(" ")
+    return int(before) if before.isdecimal() and left == str(ordered(deployment)) else 0
+
+
+def note_over_patch(deployment: Object) -> Object | None:
+    """Merge patch that takes the note of replicas taken back away once it means nothing any more; else None."""
+    noted = TAKEN_BACK in (deployment["metadata"].get("annotations") or {})
+    return {"metadata": {"annotations": {TAKEN_BACK: None}}} if noted and not before_taken_back(deployment) else None
 
 
 def least_replicas(deployment: Object) -> int:

@@ -16,6 +16,7 @@ from autoscaler.platforms.kubernetes.holds import Holds, Refusals
 from autoscaler.platforms.kubernetes.present import Cluster
 from autoscaler.platforms.kubernetes.room import (
     Order,
+    Patience,
     complete,
     failed_resize,
     gives_back,
@@ -67,7 +68,7 @@ class KubernetesPlatform:
         self._known = self.cluster.known
         self._desired: dict[str, Live] = {}
         """What this controller asked for on Deployments whose owner may forget it."""
-        self._unschedulable_s = unschedulable_s
+        self._patience = Patience(unschedulable_s, clock)
         self._not_live: dict[str, tuple[str, ...]] = {}
         """Function → versions of its Deployment and pods, of which live pods cannot have its limits: new ones will."""
         self._ordered: dict[str, Order] = {}
@@ -126,7 +127,7 @@ class KubernetesPlatform:
     def bounds(self) -> Mapping[str, Bound]:
         """What the cluster cannot give functions now: more of what they wait for, and what was refused and is not asked
         for again yet. Found out from what was read last."""
-        ripe_s = self._clock() - self._unschedulable_s
+        ripe_s = self._ripe_s
         self.holds.forget({name for name in self.holds.bounded() if self._known.deployment(name) is None})
         bounds: dict[str, Bound] = {}
         for function in self._known.unsettled():
@@ -149,6 +150,10 @@ class KubernetesPlatform:
     def floors(self) -> Mapping[str, int]:
         """Fewest replicas of functions with a placement on several nodes, as read last: one for each node."""
         return self._known.floors()
+
+    def taken_back(self) -> Mapping[str, int]:
+        """Replicas of functions before some were taken back for want of room, as read last; noted at Deployments."""
+        return self._known.taken_back()
 
     def in_force(self) -> Mapping[str, Configuration]:
         """What runs of functions whose replicas have not all been brought to their limits, as read last; of replicas
@@ -190,6 +195,10 @@ class KubernetesPlatform:
         if deployment is None:
             raise FunctionGoneError(f"function {function} was deleted meanwhile")
         return deployment
+
+    @property
+    def _ripe_s(self) -> float:
+        return self._patience.ripe_s(self._known.pods_end())
 
     @property
     def _resizes(self) -> bool:
@@ -239,6 +248,9 @@ class KubernetesPlatform:
         now, pods = d.pods_of(deployment), int(patch["spec"]["replicas"])
         if refused is not None and pods <= now:
             return
+        bound, there = self.holds.bound(function), d.ordered(deployment)
+        if bound is not None and max(target.replicas, bound.replicas) < there:
+            self._patch(function, d.taken_back_patch(deployment, target.replicas), MERGE)
         if target.burst != d.standbys_of(deployment):
             self._patch(function, patch, MERGE)
         elif pods != now:
@@ -262,6 +274,9 @@ class KubernetesPlatform:
         if aside is not None:
             log.info("function %s: OpenFaaS's own autoscaler is set aside (label %s)", function, SCALE_TYPE)
             self._patch(function, aside)
+        over = d.note_over_patch(deployment)
+        if over is not None:
+            self._patch(function, over, MERGE)
         live = d.live_of(deployment)
         if live is None:
             return
@@ -298,7 +313,7 @@ class KubernetesPlatform:
 
     def _took_back(self, function: str, live: Live, obstacles: Sequence[Condition]) -> bool:
         """Take limits back that were ordered here and cannot be rolled out; what others ordered is left alone."""
-        order, ripe_s = self._ordered.get(function), self._clock() - self._unschedulable_s
+        order, ripe_s = self._ordered.get(function), self._ripe_s
         why = stuck(obstacles, ripe_s)
         if order is None or order.after != live or why is None:
             return False

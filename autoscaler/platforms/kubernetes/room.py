@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,6 +17,8 @@ from platform_words.resources import GPU
 
 DEFERRED_LIMIT_S = 30.0
 """A resize that its node has no room for now is waited for this long; then the replicas are placed again."""
+ENDED_S = 60.0
+"""A pod that ended so lately may have left room that the scheduler has not given to others yet."""
 _RESIZING = ("deferred", "infeasible", "resize failed")
 _NAMES = re.compile(r"requested: .*?, used: |maximum \S+ usage per ")
 _AXES = {"memory": "memory_mb", "cpu": "cpu_cores", GPU: "gpu_share"}
@@ -38,6 +40,22 @@ class Order(NamedTuple):
     after: Live
     configured: Configuration | None
     target: Configuration
+
+
+class Patience:
+    """Since when a replica has to wait for a node so that there is no room for it: ``wait_s``, and three times that
+    while pods that end still take up room, or did within the last minute. Pods on lost nodes may end for ever."""
+
+    def __init__(self, wait_s: float, clock: Callable[[], float]) -> None:
+        self._wait_s, self._clock = wait_s, clock
+        self._ended_s = -math.inf
+
+    def ripe_s(self, pods_end: bool) -> float:
+        """Unix time; ``pods_end``: whether pods end now."""
+        now_s = self._clock()
+        if pods_end:
+            self._ended_s = now_s
+        return now_s - self._wait_s * (3 if now_s - self._ended_s < ENDED_S else 1)
 
 
 def short_of(deployment: Object, pods: Sequence[Object], obstacles: Sequence[Condition], ripe_s: float) -> Short | None:

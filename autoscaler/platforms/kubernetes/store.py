@@ -32,6 +32,8 @@ class _Read:
     """It is OpenFaaS's, and no operator owns it."""
     nodes: int
     """That a placement gives it; 0 without one."""
+    before: int
+    """Replicas before some were taken back for want of room; 0 where none were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class Known:
         self._pods: dict[str, Kept] = {}
         self._pods_of: dict[str, dict[str, Kept]] = {}
         """Function → its pods by name."""
+        self._ending: set[str] = set()
+        """Pods that end and still take up room."""
         self._read: dict[str, _Read] = {}
         self._configurations: dict[str, Configuration] = {}
         self._outcomes: dict[str, _Outcome] = {}
@@ -88,7 +92,8 @@ class Known:
             document = kept.document()
             community = not of_this_gateway(document) and not _of_operator(document["metadata"])
             nodes = nodes_of(document["metadata"].get("annotations")) if of_this_gateway(document) else 0
-            read = self._read[name] = _Read(kept.version, d.configuration_of(document), community, nodes)
+            before = d.before_taken_back(document)
+            read = self._read[name] = _Read(kept.version, d.configuration_of(document), community, nodes, before)
         self._deployments[name] = kept
         if read.configuration is None:
             self._configurations.pop(name, None)
@@ -101,12 +106,14 @@ class Known:
         if kept.name in self._pods and self._pods[kept.name].function != kept.function:
             self._forget_pod(kept.name)
         self._pods[kept.name] = kept
+        (self._ending.add if kept.ends else self._ending.discard)(kept.name)
         self._pods_of.setdefault(kept.function, {})[kept.name] = kept
         self._changed.add(kept.function)
 
     def _forget_pod(self, name: str) -> None:
         gone = self._pods.pop(name)
         del self._pods_of[gone.function][name]
+        self._ending.discard(name)
         self._changed.add(gone.function)
 
     def deployment(self, function: str) -> Object | None:
@@ -154,6 +161,14 @@ class Known:
     def floors(self) -> dict[str, int]:
         """Fewest replicas of functions that a placement puts on several nodes; OpenFaaS itself heeds none."""
         return floors_of({name: read.nodes for name, read in self._read.copy().items()})
+
+    def taken_back(self) -> dict[str, int]:
+        """Function → replicas that it had before some were taken back for want of room, while it has the others."""
+        return {name: read.before for name, read in self._read.copy().items() if read.before}
+
+    def pods_end(self) -> bool:
+        """Whether there are pods that end and still take up room."""
+        return bool(self._ending)
 
     def any_of_the_community_edition(self) -> bool:
         return any(read.community for read in self._read.values())

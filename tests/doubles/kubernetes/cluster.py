@@ -44,6 +44,8 @@ class Cluster:
         """What an admission says to every new pod; empty: nothing."""
         self.hold_starts = False
         """Pods stay unready until :meth:`let_start`."""
+        self.hold_ends = False
+        """Pods that are deleted go on taking up their node's room until :meth:`let_end`."""
         self.needs: dict[str, str] = {}
         """Function → memory that a container of it takes: with a smaller limit it is ended while it starts."""
         self._cgroups: dict[str, str] = {}
@@ -93,6 +95,19 @@ class Cluster:
 
     def let_start(self) -> None:
         self.hold_starts = False
+        self.settle()
+
+    def delete_pods(self) -> None:
+        """All of them at once."""
+        for pod in self.pods():
+            self.delete_pod(pod)
+        self.settle()
+
+    def let_end(self) -> None:
+        self.hold_ends = False
+        for pod in self.pods():
+            if "deletionTimestamp" in pod["metadata"]:
+                self.delete_pod(pod)
         self.settle()
 
     def lose_node(self, name: str) -> None:
@@ -155,7 +170,8 @@ class Cluster:
 
     def delete_pod(self, pod: dict[str, Any]) -> None:
         meta = pod["metadata"]
-        if self.nodes.get(pod["spec"].get("nodeName", ""), Node()).lost:
+        node = pod["spec"].get("nodeName")
+        if node is not None and (self.hold_ends or self.nodes.get(node, Node()).lost):
             changed = copied(pod)
             changed["metadata"].setdefault("deletionTimestamp", now())
             self.store.replace("pods", changed, "controller", status=True)
