@@ -23,12 +23,15 @@ http://prometheus.{{ .Release.Namespace }}:9090
 {{- end }}
 {{- end }}
 
-{{/* Who reads metrics, as a peer of a network policy. */}}
+{{/* Who reads metrics, as a peer of a network policy: of (list . NAMESPACE), that of the release where it is named. */}}
 {{- define "smoe.scraper" -}}
-{{- if .Values.prometheus.enabled -}}
-{podSelector: {matchLabels: {app: prometheus}}}
+{{- $values := (index . 0).Values -}}
+{{- if not $values.prometheus.enabled -}}
+{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: {{ $values.prometheus.namespace }}}}}
+{{- else if index . 1 -}}
+{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: {{ index . 1 }}}}, podSelector: {matchLabels: {app: prometheus}}}
 {{- else -}}
-{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: {{ .Values.prometheus.namespace }}}}}
+{podSelector: {matchLabels: {app: prometheus}}}
 {{- end }}
 {{- end }}
 

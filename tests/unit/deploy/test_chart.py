@@ -226,8 +226,10 @@ def test_a_prometheus_elsewhere_is_asked_and_let_in_and_has_the_rules_as_an_obje
     assert "--prometheus=http://prom.monitoring:9090" in container["args"]
     peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
     policies = {key[2]: one["spec"]["ingress"] for key, one in objects.items() if key[0] == "NetworkPolicy"}
-    assert policies.keys() == {"functions", "gateway", "smoe-controller"}
-    assert all(any(peer in rule.get("from", []) for rule in rules) for rules in policies.values())
+    assert policies.keys() == {"functions", "pipelines", "scrapes", "gateway", "smoe-controller"}
+    for name in ("scrapes", "gateway", "smoe-controller"):
+        assert any(peer in rule.get("from", []) for rule in policies[name]), name
+    assert {"to": [peer]} in objects["NetworkPolicy", "openfaas", "smoe-controller"]["spec"]["egress"]
     rule = objects["PrometheusRule", "openfaas", "smoe"]
     assert rule["spec"] == yaml.safe_load((ROOT / "deploy" / "prometheus" / "rules.yaml").read_text())
     assert rule["metadata"]["labels"] == {"release": "kube-prometheus"}
