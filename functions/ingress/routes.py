@@ -1,7 +1,8 @@
 """Rules that decide a layer as a whole: on which node each of its activated experts is served.
 
-``aebs`` (Janus, Algorithm 1 with repair) lets the fullest node activate as few experts as possible; ``token-balanced``
-gives experts in order of falling tokens to the node with the fewest tokens so far. Both follow from the tokens' choices
+``aebs`` (Janus, Algorithm 1 with repair) lets the fullest node activate as few experts as possible, over all tokens of
+the pass (line 1): of all texts and parts of prompts of an instance's iteration, of all requests packed into one pass.
+``token-balanced`` gives experts in order of falling tokens to the node with the fewest tokens so far. Both follow from the tokens' choices
 and the table of replicas alone, so every ingress decides the same without talking. Which of several replicas on the
 node serves is the dispatcher's choice, and so is another node where none of them has a free slot.
 
@@ -43,6 +44,8 @@ class _Layer:
     names: tuple[str, ...] = ()
     width: int = 1
     """Slots of a node: replica ``r`` is on node ``r // width`` of ``names``."""
+    slots: NDArray[np.int64] | None = None
+    """[nodes, width]: expert in each slot, -1 where it is free."""
 
 
 class LayerPlans:
@@ -70,9 +73,7 @@ class LayerPlans:
 
         That is so while every expert's replicas are on one node, while one of them has none, and while the rule loads.
         """
-        layer_plan = self._layers[layer]
-        if layer_plan.version != self._dispatcher.version:
-            self._read(layer, layer_plan)
+        layer_plan = self._current(layer)
         if layer_plan.choose is None:
             return None
         replicas = np.empty(expert_ids.shape, np.int32)
@@ -80,6 +81,18 @@ class LayerPlans:
         of_expert = np.empty(len(self._functions[layer]), np.int32)
         of_expert[expert_ids] = replicas
         return [layer_plan.names[of_expert[expert] // layer_plan.width] for expert in experts]
+
+    def table(self, layer: int) -> tuple[tuple[str, ...], NDArray[np.int64]] | None:
+        """Nodes by name and ``slots`` [nodes, width] int64, the expert in each slot or -1, for whoever decides by the
+        same rule elsewhere; None as in ``nodes``."""
+        layer_plan = self._current(layer)
+        return None if layer_plan.choose is None or layer_plan.slots is None else (layer_plan.names, layer_plan.slots)
+
+    def _current(self, layer: int) -> _Layer:
+        layer_plan = self._layers[layer]
+        if layer_plan.version != self._dispatcher.version:
+            self._read(layer, layer_plan)
+        return layer_plan
 
     def _read(self, layer: int, table: _Layer) -> None:
         """Rebuild a layer's table."""
@@ -97,7 +110,7 @@ class LayerPlans:
         by_node = [[expert for expert, nodes in enumerate(held) if name in nodes] for name in names]
         width = max(map(len, by_node))
         slots = np.array([experts + [-1] * (width - len(experts)) for experts in by_node])
-        table.names, table.width = tuple(names), width
+        table.names, table.width, table.slots = tuple(names), width, slots
         table.choose = self._make(replica_table(slots, len(held)))
 
     def _load_aside(self) -> None:
