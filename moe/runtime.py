@@ -8,7 +8,7 @@ are lent. Programs are pure and may be called from several threads.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -20,6 +20,7 @@ from moe.errors import ManifestError, ProgramInputError
 from moe.families import bert, bert2bert, gpt2, rope
 from moe.families.experts import GatedFfn, PlainFfn
 from moe.families.packing import HOST
+from moe.families.routing import RouterProgram
 from moe.families.segment import Segment
 from moe.families.weights import FLOAT32, Weights
 from moe.inputs import CACHED, InputRules, rules_of
@@ -117,6 +118,13 @@ class NodeProgram:
                 raise ProgramInputError(f"{self.id}: the call names sequences, but no keys and values are kept here.")
             past = self.cache.begin(*(tensors[name].tolist() for name in ("sequences", "starts", "lengths", "parents")))
         return self._function(tensors, all_logits, past)
+
+    def take_router(self) -> RouterProgram | None:
+        """The segment's router, which it computes no more from now on; None: it has none."""
+        assert isinstance(self._function, Segment)
+        router = self._function.router
+        self._function = replace(self._function, router=None)
+        return router
 
     def open_cache(self, limit_bytes: int) -> PageCache:
         """Keep keys and values from now on, at most ``limit_bytes`` of them. Raises ProgramInputError where the node is

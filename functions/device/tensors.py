@@ -27,6 +27,7 @@ from torch import Tensor
 
 from functions.device.contract import DeviceLostError
 from functions.device.lent import Lender
+from functions.serving.gated import GatedExperts
 from functions.serving.settings import DeviceSettings
 from functions.wire import format as wire
 from moe.manifest import Manifest
@@ -110,9 +111,11 @@ class HostDevice(TorchDevice):
         """A node's program with its weights in place. Raises KeyError, ManifestError."""
         return load_node(directory, manifest, node_id)
 
-    def run(self, program: NodeProgram, calls: Sequence[Mapping[str, Tensor]], all_logits: bool) -> list[Tensors]:
-        if len(calls) == 1:
-            return [program.run(calls[0], all_logits=all_logits, checked=True)]
+    def run(
+        self, program: NodeProgram | GatedExperts, calls: Sequence[Mapping[str, Tensor]], all_logits: bool
+    ) -> list[Tensors]:
+        if len(calls) == 1 or isinstance(program, GatedExperts):
+            return [program.run(call, all_logits=all_logits, checked=True) for call in calls]
         tensors, splits = program.coalesce(calls)
         return program.split(program.run(tensors, all_logits=all_logits, checked=True), splits)
 

@@ -116,9 +116,9 @@ class Instance:
         experts = []
         for layer in range(self._layers):
             routed = await self._segment(layer, tensors, context)
+            hidden = await self._driver.layer(layer, routed, context)
             if last is not None:
                 experts.append(routed["expert_ids"][last, : self._top_k])
-            hidden = await self._driver.layer(layer, routed, context)
             tensors = {"hidden": hidden, **which}
         logits = await self._logits(parts, hidden, tensors, context)
         return logits, np.stack(experts, 1) if experts else None

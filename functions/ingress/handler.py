@@ -23,6 +23,7 @@ from functions.ingress import api
 from functions.ingress.bursts import BurstActivation, Gateway
 from functions.ingress.calls import NodeCaller, PassContext
 from functions.ingress.counts import Statistics
+from functions.ingress.gated import GatedLayers
 from functions.ingress.links import LinkMeter
 from functions.ingress.packing import PassQueue
 from functions.ingress.passes import PipelinePass
@@ -73,7 +74,7 @@ class Ingress:
         self.statistics = Statistics(self.instruments, loop)
         self._grouping = group(manifest, settings.max_functions)
         self.dispatcher, self._plans = dispatching(manifest, self._grouping, settings, loop)
-        self._transfer = settings.transfer
+        self._transfer, self._gate = settings.transfer, settings.gate
         self._caller_key = settings.caller_key()
         self._schedule = settings.schedule
         self._timeout_s = settings.timeout_s
@@ -92,7 +93,10 @@ class Ingress:
         """Begin to keep the table of replicas current. Call on the running loop."""
         caller = NodeCaller(self.manifest, self._grouping, self.dispatcher, self.instruments)
         scatter = Scatter(self.manifest, caller, self.dispatcher, self.instruments, self._plans, self._transfer)
-        driver = PipelinePass(self.manifest, caller, scatter, self.instruments)
+        gated = None
+        if self._gate == "experts":
+            gated = GatedLayers(self.manifest, self._grouping, self.dispatcher, self.instruments, self._plans)
+        driver = PipelinePass(self.manifest, caller, scatter, self.instruments, gated)
         self._passes = PassQueue(driver.run, *self._limits)
         if self.manifest.task == "causal-lm":
             self._generator = Generator(
@@ -337,6 +341,11 @@ def dispatching(
     """What chooses replicas by ``smoe_dispatch``: call by call, and layer by layer where the rule does. Raises
     SettingsError."""
     rule = settings.dispatch
+    if settings.gate == "experts" and (rule == "token-balanced" or settings.transfer != "direct"):
+        raise SettingsError(
+            f"smoe_gate is experts, smoe_dispatch {rule} and smoe_transfer {settings.transfer}; with that gate "
+            "smoe_dispatch is not token-balanced and smoe_transfer is direct"
+        )
     if rule in ("least-loaded", "local-first", "round-robin", "random"):
         return Dispatcher(loop, settings.queue_limit, rule, settings.node), None
     dispatcher = Dispatcher(loop, settings.queue_limit)

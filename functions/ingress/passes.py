@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from functions.dispatch.dispatcher import CallRecord
 from functions.ingress.calls import NodeCaller, PassContext
 from functions.ingress.exchange import exchange
+from functions.ingress.gated import GatedLayers
 from functions.ingress.scatter import Scatter
 from functions.serving.instruments import IngressInstruments
 from functions.wire.arrays import Array, Arrays
@@ -22,11 +23,18 @@ class PipelinePass:
     """Drives passes of one pipeline."""
 
     def __init__(
-        self, manifest: Manifest, caller: NodeCaller, scatter: Scatter, instruments: IngressInstruments
+        self,
+        manifest: Manifest,
+        caller: NodeCaller,
+        scatter: Scatter,
+        instruments: IngressInstruments,
+        gated: GatedLayers | None = None,
     ) -> None:
+        """``gated``: serves layers whose experts' functions route; None: segments do."""
         self._manifest = manifest
         self._caller = caller
         self._scatter = scatter
+        self._gated = gated
         self._instruments = instruments
         self._loop = asyncio.get_running_loop()
         self._segments = manifest.segments
@@ -57,7 +65,12 @@ class PipelinePass:
         return reply
 
     async def layer(self, layer: int, routed: Arrays, context: PassContext) -> Array:
-        """The experts of one layer on a segment's reply; returns hidden ``[T, d]``. Raises CallError."""
+        """The experts of one layer on a segment's reply; returns hidden ``[T, d]``. Where it is not the segment that
+        routes, ``routed`` has ``expert_ids`` and ``gates`` afterwards. Raises CallError."""
+        if self._gated is not None:
+            return await self._layer_gated(layer, routed, self._gated, context)
+        if "expert_ids" not in routed:
+            raise NodeFailedError(f"segment {layer} does not route; smoe_gate must be the same for all functions")
         residual, expert_ids = routed["residual"], routed["expert_ids"]
         groups = exchange(expert_ids, routed["gates"])
         if groups.experts[-1] >= self._experts[layer]:
@@ -69,3 +82,11 @@ class PipelinePass:
         outputs = await self._scatter.outputs(layer, groups, routed.get("x", residual), expert_ids, context)
         self._instruments.barriers[layer].observe(self._loop.time() - begun_s)
         return groups.combine(residual, outputs)
+
+    async def _layer_gated(self, layer: int, routed: Arrays, gated: GatedLayers, context: PassContext) -> Array:
+        residual, begun_s = routed["residual"], self._loop.time()
+        expert_ids, gates, outputs = await gated.outputs(layer, routed.get("x", residual), context)
+        routed["expert_ids"], routed["gates"] = expert_ids, gates
+        self._instruments.activations.add(layer, expert_ids, begun_s)
+        self._instruments.barriers[layer].observe(self._loop.time() - begun_s)
+        return exchange(expert_ids, gates).combine(residual, outputs)

@@ -25,9 +25,11 @@ log = logging.getLogger(__name__)
 
 
 def served(manifest: Manifest, settings: FunctionSettings) -> bool:
-    """Whether NumPy computes all that this function serves: it has no bfloat16, and no product in float16."""
+    """Whether NumPy computes all that this function serves: it has no bfloat16, no product in float16, no router."""
     nodes = {node.id: node for node in manifest.nodes}
     kinds = {nodes[node_id].kind if node_id in nodes else "" for node_id in settings.nodes}
+    if settings.gate == "experts":
+        return False
     return kinds == {"expert"} and manifest.dtype == "float32" and settings.device.kind == "cpu"
 
 

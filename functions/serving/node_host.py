@@ -91,17 +91,19 @@ class NodeHost:
         device: Device,
         on_lost: Callable[[str], object] = log.critical,
         kept: Kept | None = None,
+        stages: Mapping[str, Program] | None = None,
     ) -> None:
         """``device``: what computes the programs; ``on_lost``: called once, with the
-        reason; ``kept``: keys and values of the segments, where any are kept."""
+        reason; ``kept``: keys and values of the segments, where any are kept; ``stages``: further programs, served at
+        ``/stage/NAME`` however many there are."""
         self._loop = loop
         self._device = device
         self._on_lost = on_lost
         self._lost = ""
         self._idle_check: asyncio.TimerHandle | None = None
-        self._nodes = {node_id: _Node(program) for node_id, program in programs.items()}
+        self._nodes = {node_id: _Node(program) for node_id, program in (dict(programs) | dict(stages or {})).items()}
         self._only = next(iter(programs)) if len(programs) == 1 else None
-        self._turns: deque[str] = deque(programs)
+        self._turns: deque[str] = deque(self._nodes)
         self._scheduled = False
         self._thread: ThreadPoolExecutor | None = None
         self._calls: dict[tuple[str, int], int] = {}

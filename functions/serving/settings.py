@@ -12,6 +12,7 @@ from functions.scheduling.settings import ArrowSettings, SchedulingError, Target
 
 Dispatch = Literal["auto", "least-loaded", "local-first", "round-robin", "random", "token-balanced", "aebs"]
 Engine = Literal["torch", "numpy"]
+Gate = Literal["attention", "experts"]
 Rule = Literal["colocated", "deadline", "arrow", "minimal-load", "round-robin"]
 Transfer = Literal["direct", "two-phase", "adaptive"]
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
@@ -103,6 +104,9 @@ class FunctionSettings:
     on several nodes, ``least-loaded`` otherwise."""
     transfer: Transfer = "direct"
     """How tokens get to experts on other nodes (``smoe_transfer``)."""
+    gate: Gate = "attention"
+    """Who computes the router (``smoe_gate``): the segment before a layer's experts, or each function that serves some
+    of them. All functions of a pipeline must agree."""
     kv_mb: int = 64
     """MiB of keys and values that a worker with segments of a decoder keeps at most (``smoe_kv_mb``)."""
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
@@ -160,6 +164,7 @@ def from_environment(environ: Mapping[str, str], *, later: bool = False) -> Func
         engine=cast(Engine, _choice(environ, "smoe_engine", get_args(Engine))),
         dispatch=cast(Dispatch, _choice(environ, "smoe_dispatch", get_args(Dispatch))),
         transfer=cast(Transfer, _choice(environ, "smoe_transfer", get_args(Transfer))),
+        gate=cast(Gate, _choice(environ, "smoe_gate", get_args(Gate))),
         kv_mb=_whole(environ, "smoe_kv_mb", 64),
         schedule=schedule_settings(environ),
         statistics_window_s=_window_s(environ),

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from functions.serving.settings import FunctionSettings, SettingsError
+from functions.serving.settings import FunctionSettings, Gate, SettingsError
 from moe.manifest import MAX_MANIFEST_BYTES, FileRef, Manifest, load
 from moe.manifest_proof import sha256_of, verify_files
 from moe.names import MANIFEST_FILE
@@ -48,8 +48,9 @@ class Need:
     ref: FileRef
 
 
-def needs(manifest: Manifest, nodes: tuple[str, ...]) -> list[Need]:
-    """Files of these nodes; of the ingress: the tokenizer. Raises SettingsError for a node that is not there."""
+def needs(manifest: Manifest, nodes: tuple[str, ...], gate: Gate = "attention") -> list[Need]:
+    """Files of these nodes; of the ingress: the tokenizer; of experts that route (``gate``) also those with their
+    routers. Raises SettingsError for a node that is not there."""
     if nodes == ("ingress",):
         tokenizer = manifest.tokenizer
         names = [] if tokenizer is None else [name for name in (tokenizer.file, tokenizer.chat_template) if name]
@@ -58,7 +59,11 @@ def needs(manifest: Manifest, nodes: tuple[str, ...]) -> list[Need]:
         unknown = [node for node in nodes if node not in files]
         if unknown:
             raise SettingsError(f"smoe_nodes names {unknown[0]!r}, which pipeline {manifest.name} does not have")
-        names = list(dict.fromkeys(files[node] for node in nodes))
+        names = [files[node] for node in nodes]
+        if gate == "experts":
+            experts = [manifest.node(node) for node in nodes if manifest.node(node).kind == "expert"]
+            names += [files[manifest.segments[expert.layer].id] for expert in experts]
+        names = list(dict.fromkeys(names))
     return [Need(name, manifest.files[name]) for name in names]
 
 
@@ -71,13 +76,15 @@ def provide(settings: FunctionSettings, progress: Progress = lambda words: None,
         if prove:
             progress("proving the files")
             manifest = load(settings.pipeline_dir, verify=False)
-            verify_files(manifest, settings.pipeline_dir, [need.name for need in needs(manifest, settings.nodes)])
+            verify_files(
+                manifest, settings.pipeline_dir, [need.name for need in needs(manifest, settings.nodes, settings.gate)]
+            )
         return settings
     if settings.weights_cache is None:
         raise WeightsError(
             f"smoe_pipeline is the address {settings.pipeline_address!r}, so smoe_weights_cache must name a folder"
         )
-    folder = Cache(settings.weights_cache, settings.pipeline_address, progress).fetch(settings.nodes)
+    folder = Cache(settings.weights_cache, settings.pipeline_address, progress).fetch(settings.nodes, settings.gate)
     return replace(settings, pipeline_dir=folder, pipeline_address=None)
 
 
@@ -102,12 +109,12 @@ class Cache:
         self._address = address.rstrip("/")
         self._progress = progress
 
-    def fetch(self, nodes: tuple[str, ...]) -> Path:
+    def fetch(self, nodes: tuple[str, ...], gate: Gate = "attention") -> Path:
         """The pipeline's folder in the cache with the files of ``nodes``, proved. Raises SettingsError, MoeError."""
         try:
             folder = self._manifest()
             manifest = load(folder, verify=False)
-            for need in needs(manifest, nodes):
+            for need in needs(manifest, nodes, gate):
                 self._link(folder / need.name, self._blob(need))
         except OSError as error:
             raise WeightsError(f"the weights cache {self._folder} cannot be used: {error}") from error

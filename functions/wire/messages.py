@@ -19,6 +19,12 @@ LIKELIEST = "x-smoe-likeliest"
 KV_SOURCE = "x-smoe-kv-source"
 """Address of the worker that a text's keys and values are pulled from."""
 
+
+def gate_stage(layer: int) -> str:
+    """Stage of a function with experts of a layer at which it routes the layer's tokens itself (``smoe_gate``)."""
+    return f"gate-{layer}"
+
+
 KV_MISSING = 410
 """Status of a call that goes on from keys and values which are not at this replica."""
 KV_FULL = 507

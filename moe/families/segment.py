@@ -36,7 +36,8 @@ Head = Callable[[Tensor, Packing, bool], dict[str, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """``finish`` → (``embed``) → ``blocks`` → ``begin`` and ``router``, or ``head``.
+    """``finish`` → (``embed``) → ``blocks`` → ``begin`` and ``router``, or ``head``. Without its ``router`` it ends
+    with ``begin``: whoever serves the experts computes it.
 
     A segment with both ``finish`` and ``embed`` ends an encoder and starts its decoder: ``hidden`` is the
     encoder's, packed by ``memory_lengths``, and becomes ``memory``.
@@ -70,11 +71,12 @@ class Segment:
             place = Place(packing, memory, Packing(tensors["memory_lengths"].tolist(), device))
         for block in self.blocks:
             hidden = block(hidden, place)  # [T, d]
-        if self.begin is None or self.router is None:
+        if self.begin is None:
             return reply | (self.head(hidden, packing, all_logits) if self.head else {})
         residual, x = self.begin(hidden, place)  # [T, d], [T, d]
         reply["residual"] = residual
         if x is not residual:
             reply["x"] = x
-        reply["expert_ids"], reply["gates"] = self.router(x)  # [T, k], [T, k]
+        if self.router is not None:
+            reply["expert_ids"], reply["gates"] = self.router(x)  # [T, k], [T, k]
         return reply
