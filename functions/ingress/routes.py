@@ -2,9 +2,9 @@
 
 ``aebs`` (Janus, Algorithm 1 with repair) lets the fullest node activate as few experts as possible, over all tokens of
 the pass (line 1): of all texts and parts of prompts of an instance's iteration, of all requests packed into one pass.
-``token-balanced`` gives experts in order of falling tokens to the node with the fewest tokens so far. Both follow from the tokens' choices
-and the table of replicas alone, so every ingress decides the same without talking. Which of several replicas on the
-node serves is the dispatcher's choice, and so is another node where none of them has a free slot.
+``token-balanced`` gives experts in order of falling tokens to the node with the fewest tokens so far. Both follow from
+the tokens' choices and the table of replicas alone, so every ingress decides the same without talking. Which of several
+replicas on the node serves is the dispatcher's choice, and so is another node where none of them has a free slot.
 
 The compiled rules are loaded when they are first needed: Numba is optional in a function's image. A warm parent whose
 replicas will be on several nodes loads them before it forks (:mod:`functions.ingress.prefetch`), because that takes
