@@ -62,12 +62,12 @@ def draw(prompts: NDArray[np.int64], texts: int, part: int, rng: np.random.Gener
     long = np.flatnonzero(sizes >= part) if part else np.array([], np.int64)
     if texts + bool(part) > len(first) or (part and not len(long)):
         raise ValueError(f"{len(first)} prompts cannot give {texts} texts and {part} tokens of another one")
-    own = int(rng.choice(long)) if part else -1
-    others = rng.choice(np.delete(np.arange(len(first)), [own] if part else []), texts, replace=False)
+    parted = int(rng.choice(long)) if part else -1
+    others = rng.choice(np.delete(np.arange(len(first)), [parted] if part else []), texts, replace=False)
     rows = first[others] + rng.integers(sizes[others])
     if not part:
         return Iteration(rows, tuple(range(1, texts + 1)))
-    begin = first[own] + int(rng.integers(sizes[own] - part + 1))
+    begin = first[parted] + int(rng.integers(sizes[parted] - part + 1))
     return Iteration(np.concatenate([rows, np.arange(begin, begin + part)]), (*range(1, texts + 1), texts + part))
 
 
@@ -107,7 +107,7 @@ def ways(table: ReplicaTable, instances: int, seed: int) -> dict[str, Chosen]:
 
 
 def measured(chosen: Places, table: ReplicaTable) -> tuple[int, int, int]:
-    """Of the replicas ``chosen`` [tokens, k]: distinct ones on the fullest node, in all, and (token, node) pairs."""
+    """Distinct replicas among ``chosen`` [tokens, k] on the fullest node, in all, and (token, node) pairs."""
     load = activated_by_node(chosen, table)
     place_of = np.argsort(table.replica)
     node = table.node[place_of[np.searchsorted(table.replica[place_of], chosen)]]  # [tokens, k]
@@ -116,7 +116,7 @@ def measured(chosen: Places, table: ReplicaTable) -> tuple[int, int, int]:
 
 
 def tables(choices: Choices, nodes: int, slots: int) -> list[ReplicaTable]:
-    """Of each layer, placed from ``choices`` [tokens, layers, k]."""
+    """Each layer's replicas, placed from ``choices`` [tokens, layers, k]."""
     statistics = activations_of(choices, REAL_EXPERTS)
     held = place(statistics.tokens, statistics.together, Nodes(nodes, slots)).held
     return [replica_table(layer, REAL_EXPERTS) for layer in held]
@@ -125,9 +125,9 @@ def tables(choices: Choices, nodes: int, slots: int) -> list[ReplicaTable]:
 def compare(
     choices: Choices, drawn: Sequence[Iteration], layer_tables: Sequence[ReplicaTable], instances: int, seed: int
 ) -> dict[str, dict[str, float]]:
-    """By way: means of what ``measured`` says over layers and iterations; ``over``: iterations and layers in which the
+    """By way: means of ``measured`` over layers and iterations; ``over``: iterations and layers in which the
     fullest node has more than with the batch at once. ``choices`` [tokens, layers, k]."""
-    seen: dict[str, list[tuple[int, int, int]]] = {}
+    counted: dict[str, list[tuple[int, int, int]]] = {}
     least = []
     for layer, table in enumerate(layer_tables):
         by_name = ways(table, instances, seed)
@@ -135,15 +135,15 @@ def compare(
             ids = np.ascontiguousarray(choices[one.rows, layer])
             least.append(optimum(table, ids))
             for name, choose in by_name.items():
-                seen.setdefault(name, []).append(measured(choose(ids, one.ends), table))
-    means = {name: np.mean(rows, axis=0) for name, rows in seen.items()}
-    batch = np.array(seen["aebs, batch"])[:, 0]
+                counted.setdefault(name, []).append(measured(choose(ids, one.ends), table))
+    means = {name: np.mean(rows, axis=0) for name, rows in counted.items()}
+    batch = np.array(counted["aebs, batch"])[:, 0]
     result = {
         name: {
             "fullest": float(fullest),
             "calls": float(calls),
             "kB": float(pairs * ROW_BYTES / 1000),
-            "over": float((np.array(seen[name])[:, 0] > batch).mean()),
+            "over": float((np.array(counted[name])[:, 0] > batch).mean()),
         }
         for name, (fullest, calls, pairs) in means.items()
     }

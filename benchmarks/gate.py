@@ -46,8 +46,8 @@ def ask(url: str, path: str = "", body: Any = None) -> Any:
 
 def totals(url: str) -> dict[str, float]:
     """Sums over all machines since the start, and the mean of the layers' fullest."""
-    known = ask(url, "/statistics")
-    machines = known["machines"].values()
+    counted = ask(url, "/statistics")
+    machines = counted["machines"].values()
     return {
         "messages": sum(one["messages"] for one in machines),
         "sent": sum(one["sent_bytes"] for one in machines) / 1000,
@@ -55,7 +55,7 @@ def totals(url: str) -> dict[str, float]:
         "remote": sum(
             (one["sent_bytes"] + one["received_bytes"]) / 1000 for one in machines if one["place"] == "remote"
         ),
-        "fullest": float(np.mean([one for one in known["fullest_experts"] if one is not None] or [0.0])),
+        "fullest": float(np.mean([one for one in counted["fullest_experts"] if one is not None] or [0.0])),
     }
 
 

@@ -80,7 +80,7 @@ SERVED = "Qwen3-30B-A3B"
 
 
 def instance(count: int, kv_tokens: int) -> Hardware:
-    """Of ``count`` accelerators: ``benchmarks.arrow.planner``'s instance of two, of which launches do not shrink."""
+    """``count`` accelerators: ``benchmarks.arrow.planner``'s instance of two, of which launches do not shrink."""
     share = 2.0 / count
     return Hardware(
         iteration_s=3e-3 + 8e-3 * share,
@@ -156,7 +156,9 @@ def rate(ended_s: NDArray[np.float64], begin_s: float, end_s: float) -> float:
 
 
 def recovery_s(arrival_s: NDArray[np.float64], kept: NDArray[np.bool_], jump_s: float) -> float | None:
-    """From the jump until windows keep 90 % of their requests to the end; None where the last one does not."""
+    """From the jump until windows keep 90 % of their requests to the end; None where the last one does not.
+
+    ``arrival_s`` [requests] seconds, ``kept`` [requests]."""
     edges = np.arange(jump_s, arrival_s[-1], WINDOW_S)
     recovered_s = jump_s
     for begin_s in edges:
@@ -172,7 +174,7 @@ def requests_at(arrival_s: NDArray[np.float64], seed: int) -> list[Request]:
 
 
 def poisson(rates: Sequence[tuple[float, float]], seed: int) -> NDArray[np.float64]:
-    """Arrivals of (requests/s, seconds) one after the other."""
+    """[requests] arrivals of (requests/s, seconds) one after the other."""
     random, begin_s, arrivals = np.random.default_rng(seed), 0.0, []
     for per_s, lasts_s in rates:
         arrivals.append(begin_s + np.sort(random.uniform(0, lasts_s, random.poisson(per_s * lasts_s))))

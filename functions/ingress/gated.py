@@ -1,7 +1,7 @@
 """A layer whose experts' functions route its tokens themselves (``smoe_gate=experts``): all rows go to each of them.
 
 One message for each function with experts of the layer, on each machine where the choice among replicas is AEBS's; the
-functions choose alike (:mod:`functions.serving.gated`). What comes back is put together to what segments send
+functions make the same choice (:mod:`functions.serving.gated`). What comes back is put together to what segments send
 otherwise, so that the sum is the same to the last bit.
 """
 
@@ -113,7 +113,7 @@ class GatedLayers:
                 self._instruments.traffic.message(part.record.node, wire.total_bytes(chunks), received_bytes)
 
     def _together(self, layer: int, parts: Sequence[_Part], tokens: int) -> tuple[Ids, Gates, list[Array]]:
-        """All parts as one routing. Raises NodeFailedError where functions did not route alike."""
+        """All parts as one routing. Raises NodeFailedError where functions' routings differ."""
         ids = np.full(tokens * self._choices, -1, np.int64)
         gates = np.zeros(tokens * self._choices, np.float32)
         by_expert: dict[int, Array] = {}

@@ -40,7 +40,7 @@ class GatedExperts:
         self._layer_experts = layer_experts
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Raises ProgramInputError for anything but what the module's docstring says."""
+        """Raises ProgramInputError for anything but the module's inputs, ``x [T, d]`` and the others."""
         if tensors.keys() not in ({"x"}, {"x", "slots", "machine"}):
             names = ", ".join(sorted(tensors))
             raise ProgramInputError(f"{self.id}: the call has {names}; it takes x, or x, slots and machine.")
@@ -56,7 +56,7 @@ class GatedExperts:
 
     def run(self, tensors: Mapping[str, Tensor], *, all_logits: bool = False, checked: bool = False) -> Tensors:
         """The reply to one call; calls are never computed together, as a router's last bits may depend on the other
-        rows of its product and all functions must route alike. Raises ProgramInputError."""
+        rows ``[T, d]`` of its product and all functions must route the same way. Raises ProgramInputError."""
         if not checked:
             self.check(tensors)
         x = tensors["x"]
