@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +18,7 @@ import pytest
 import torch
 
 from benchmarks.harness.local_pipeline import LocalPipeline
+from functions.device.tensors import HostDevice
 from functions.ingress.gated import GatedLayers, _Part
 from functions.ingress.handler import dispatching
 from functions.serving.gated import GatedExperts
@@ -80,9 +83,6 @@ def test_every_function_gets_all_rows_and_what_was_routed_is_counted(bert: Path)
 
 
 def test_a_replica_that_dies_costs_no_answer(bert: Path) -> None:
-    import os
-    import signal
-
     with LocalPipeline(
         bert, replicas=2, max_functions=6, nodes=("a", "b"), environ={**EXPERTS, "smoe_dispatch": "aebs"}
     ) as pipeline:
@@ -207,8 +207,6 @@ async def test_rules_that_need_the_routing_before_are_refused(bert: Path, other:
 
 
 async def test_a_gpu_is_refused(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from functions.device.tensors import HostDevice
-
     monkeypatch.setattr("functions.serving.nodes.open_device", lambda settings: HostDevice())
     settings = replace(settings_of(bert, "expert-0-1"), device=DeviceSettings("cuda"))
     with pytest.raises(SettingsError, match="allowed there is attention"):
