@@ -113,7 +113,7 @@ def replay(
     """Send texts, or completions of a trace's token counts, to FUNCTION at the trace's arrival times, open loop.
 
     Writes OUT/requests.csv (every request) and OUT/replay.json (the summary). Ctrl-C stops sending and closes with
-    what is there. Exit status 1 when a request failed.
+    what is there. Exit status 1 when a request failed, 130 when it was stopped.
     """
     folder = catalog.data_folder(data)
     part = Part(trace_name, row, start_s, duration_s, placement, seed, lengths)
@@ -144,6 +144,8 @@ def replay(
         click.echo(json.dumps(summary))
     else:
         print_summary(summary, out)
+    if not summary["complete"]:
+        raise SystemExit(130)
     if summary["failed"]:
         raise SystemExit(1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -104,11 +105,20 @@ def up(
     if not foreground:
         click.echo(f"stop       smoe down{of_state}")
         return
+    _stay(process, state, console)
+
+
+def _stay(process: subprocess.Popen[bytes], state: Path, console: Console) -> None:
+    """Until the gateway ends, which Ctrl-C makes it do. Raises click.Abort then, SmoeError where it failed by
+    itself."""
     try:
-        process.wait()
+        status = process.wait()
     except KeyboardInterrupt:
         with console.status("draining"):
             lifecycle.stop_process(process)
+        raise click.Abort from None
+    if status:
+        raise SmoeError(f"the gateway ended with status {status}; {state / 'gateway.log'} has the reason")
 
 
 def _introduce(client: GatewayClient, manifest: Manifest, state: Path, of_state: str, console: Console) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import signal
 import socket
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -138,6 +140,41 @@ def test_a_replay_without_answers_writes_its_files_and_fails(tmp_path: Path) -> 
     assert sum(summary["outcomes"].values()) == summary["failed"] == 3
     assert json.loads((tmp_path / "out" / "replay.json").read_text()) == summary
     assert len((tmp_path / "out" / "requests.csv").read_text().splitlines()) == 4
+
+
+class Interrupting(BaseHTTPRequestHandler):
+    """Answers, and presses Ctrl-C at the second request: the first one is sent before the replay begins."""
+
+    seen = 0
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        type(self).seen += 1
+        if self.seen == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.timeout(100)
+def test_a_replay_that_is_stopped_writes_what_it_has_and_its_exit_status_tells(tmp_path: Path) -> None:
+    trace = tmp_path / "long.csv"
+    trace.write_text("arrival_s\n0\n3000\n")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Interrupting) as server:
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        outcome = CliRunner().invoke(
+            replay, ["m", "--gateway", url, "--trace", str(trace), "--out", str(tmp_path / "out"), "--json"]
+        )
+        server.shutdown()
+    assert outcome.exit_code == 130, outcome.output
+    summary = json.loads((tmp_path / "out" / "replay.json").read_text())
+    assert (summary["complete"], summary["requests"], summary["planned"]) == (False, 1, 2)
 
 
 def test_a_replay_against_nobody_is_refused_before_it_begins(tmp_path: Path) -> None:

@@ -1,0 +1,33 @@
+"""``smoe up --foreground`` until its gateway ends: by Ctrl-C, or by itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from rich.console import Console
+
+from smoe.commands.service import _stay
+from smoe.errors import SmoeError
+
+pytestmark = pytest.mark.timeout(100)
+
+
+def gateway(program: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", f"import os, signal, sys, time; {program}"])
+
+
+def test_ctrl_c_stops_the_gateway_and_the_exit_status_tells(tmp_path: Path) -> None:
+    process = gateway("os.kill(os.getppid(), signal.SIGINT); time.sleep(3000)")
+    with pytest.raises(click.Abort):  # the command line's 130
+        _stay(process, tmp_path, Console(stderr=True))
+    assert process.poll() is not None
+
+
+def test_a_gateway_that_fails_by_itself_is_an_error_and_one_that_was_stopped_elsewhere_is_none(tmp_path: Path) -> None:
+    with pytest.raises(SmoeError, match=r"ended with status 3; .*gateway\.log has the reason"):
+        _stay(gateway("sys.exit(3)"), tmp_path, Console(stderr=True))
+    _stay(gateway("sys.exit(0)"), tmp_path, Console(stderr=True))
