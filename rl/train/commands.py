@@ -75,8 +75,8 @@ def train(
     if not other_machine:
         refuse_other_machines([pipelines for pipelines in settings.pipelines if not pipelines.cluster])
     console = Console(stderr=True)
-    # simulated for minutes before anything is learnt, the first time
-    console.print(f"choosing hours to validate on, in which some configuration keeps the SLO (kept in {out / 'cache'})")
+    kept = f"minutes, the first time; kept in {out / 'cache'}"
+    console.print(f"choosing hours to validate on, in which some configuration keeps the SLO ({kept})")
     run = Run(settings, out, traces, log, lambda name, clips: console.print(f"{name}: {clips} hours"))
     for note in run.validator.notes():
         console.print(note)
