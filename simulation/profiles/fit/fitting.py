@@ -59,6 +59,8 @@ class NodeFit:
     """Measured range."""
     shares: tuple[float, float]
     """Measured range, real cores."""
+    in_pass: float = 1.0
+    """CPU seconds of a call within a pass, over those of one that is sent by itself (``work``); 1 where unknown."""
 
     @cached_property
     def stop_s(self) -> float:
@@ -71,6 +73,10 @@ class NodeFit:
             quotas = limited_s / limit_of(float(share), USUAL_TICK_S).quota_s
             more += ((limited_s - full_s) / quotas)[quotas >= 2].tolist()
         return max(0.0, median(more)) if more else 0.0
+
+    def pass_work(self, tokens: ArrayLike) -> Floats:
+        """CPU seconds of one call that finds its replica idle, within a pass. Arrays [...] in, [...] out."""
+        return np.asarray(self.in_pass * self.work(tokens))
 
     def together_s(self, tokens: ArrayLike, calls: ArrayLike, share: ArrayLike) -> Floats:
         """CPU seconds of a round of ``calls`` calls (1 and up) of ``tokens`` tokens each at ``share`` real cores.
@@ -90,12 +96,17 @@ class Fit:
 
 def fit(rows: Sequence[Row], tick_s: float) -> Fit:
     """Fit every node that has rows; ``tick_s`` is the machine's, 0 where unknown. Raises ProfileError."""
-    measured = least_disturbed([row for row in rows if row.feasible and row.mean_s is not None])
+    measured = least_disturbed([row for row in rows if row.feasible and _fitted(row)])
     names = sorted({row.node for row in measured if row.family == "alone"})
     if not names:
         raise ProfileError("the profile has no measured single calls (family alone), so nothing can be fitted")
     nodes = {name: fit_node(name, [row for row in measured if row.node == name]) for name in names}
     return Fit(nodes, _effective_tick(nodes, measured, tick_s or USUAL_TICK_S))
+
+
+def _fitted(row: Row) -> bool:
+    """Rows within passes have no seconds of calls, only the core's."""
+    return row.mean_s is not None or row.family == "in_pass"
 
 
 def fit_node(name: str, rows: Sequence[Row]) -> NodeFit:
@@ -110,6 +121,7 @@ def fit_node(name: str, rows: Sequence[Row]) -> NodeFit:
     work = monotone((row.tokens, cpu_s(row)) for row in alone)
     scale = median(mean_s(row) / median_s(row) for row in full)
     hot = [row for row in busy if row.concurrency == 1 and row.share >= _FULL]
+    within = [cpu_s(row) / float(work(row.tokens)) for row in rows if row.family == "in_pass"]
     return NodeFit(
         node=name,
         work=work,
@@ -120,6 +132,7 @@ def fit_node(name: str, rows: Sequence[Row]) -> NodeFit:
         busy_factors=factors(row for row in busy if row.share >= _FULL),
         tokens=(min(row.tokens for row in alone), max(row.tokens for row in alone)),
         shares=(min(row.share for row in alone), max(row.share for row in alone)),
+        in_pass=median(within) if within else 1.0,
     )
 
 

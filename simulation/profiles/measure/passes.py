@@ -10,6 +10,7 @@ import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from statistics import median
 from typing import Any
 
 from functions.dispatch.client import ConnectionPool, TransportError
@@ -19,8 +20,9 @@ from simulation.profiles.fit.rows import Row, spread
 from simulation.profiles.measure.concurrent import SIZES, bursts_s, measure_bursts
 from simulation.profiles.measure.counters import ReplicaCounters, listening_pid
 from simulation.profiles.measure.idle_gap import idle_s, measure_idle
+from simulation.profiles.measure.in_pass import by_node, rows_between, spent
 from simulation.profiles.measure.load import CALL_TIMEOUT_S, Call, closed_loop
-from simulation.profiles.measure.measurement_plan import ProfileSettings
+from simulation.profiles.measure.measurement_plan import ProfileSettings, node_classes
 from simulation.profiles.measure.requests import INGRESS, Counters, blank, close_all, request_to
 from simulation.profiles.measure.target import Function, Gateway, Setting
 from simulation.profiles.model.errors import MeasurementError
@@ -51,8 +53,8 @@ def measure_passes(
     on_step: OnStep,
     alone: bool = True,
 ) -> list[Row]:
-    """One row for each number of tokens and repeat (not without ``alone``), and those of concurrent requests and that
-    come after pauses; none for a pipeline that takes no text.
+    """One row for each number of tokens and repeat (not without ``alone``), those of concurrent requests and that
+    come after pauses, and what each kind of node used for the latter; none for a pipeline that takes no text.
 
     What fails gives an infeasible row with the reason: by now the rest of the profile has been measured.
     """
@@ -67,7 +69,10 @@ def measure_passes(
         addresses = [function.wait_ready().address for function in functions.values()]
         replica = functions[INGRESS].wait_ready()
         counters = ReplicaCounters(listening_pid(replica.address))
-        workers = [ReplicaCounters(listening_pid(address)) for address in addresses]
+        nodes = {
+            node: ReplicaCounters(listening_pid(address)) for node, address in zip(functions, addresses, strict=True)
+        }
+        workers = list(nodes.values())
         longest = manifest.tokenizer.max_tokens
         for repeat in range(settings.repeats):
             for tokens in settings.tokens:
@@ -78,7 +83,11 @@ def measure_passes(
                 on_step("concurrent requests", bursts_s(settings))
                 rows += _whole(measure_bursts, max(SIZES), replica.address, repeat, workers, settings, runner)
                 on_step("requests after pauses", idle_s(settings))
-                rows += _whole(measure_idle, TEXTS, replica.address, repeat, workers, settings, runner)
+                before = spent(nodes, runner.run(_metrics(replica.address)))
+                idle = _whole(measure_idle, TEXTS, replica.address, repeat, workers, settings, runner)
+                after = spent(nodes, runner.run(_metrics(replica.address)))
+                others = median(row.others_cores or 0.0 for row in idle)
+                rows += [*idle, *rows_between(before, after, node_classes(manifest), repeat, others, settings)]
     except MeasurementError as error:
         rows.append(replace(blank(0, 0, settings), feasible=False, note=str(error)[:300]))
     finally:
@@ -148,6 +157,11 @@ def _measure(
 
 async def _node_calls(address: str) -> float:
     """Calls to nodes that the ingress has counted so far. Raises MeasurementError."""
+    return sum(by_node(await _metrics(address), NODE_CALLS).values())
+
+
+async def _metrics(address: str) -> str:
+    """Metrics of the ingress, as text. Raises MeasurementError."""
     pool = ConnectionPool(address)
     try:
         head = f"GET /metrics HTTP/1.1\r\nhost: {address}\r\n\r\n".encode()
@@ -156,5 +170,4 @@ async def _node_calls(address: str) -> float:
         raise MeasurementError(f"the ingress's metrics at {address} could not be read: {error}") from error
     finally:
         pool.close()
-    lines = bytes(reply.body).decode().splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{NODE_CALLS}{{"))
+    return bytes(reply.body).decode()

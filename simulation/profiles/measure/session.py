@@ -20,6 +20,7 @@ from simulation.profiles.fit.rows import Row
 from simulation.profiles.measure.concurrent import FAMILY as OVERLAP
 from simulation.profiles.measure.gpu import GpuSettings, measure_gpu
 from simulation.profiles.measure.idle_gap import FAMILY as IDLE
+from simulation.profiles.measure.in_pass import FAMILY as IN_PASS
 from simulation.profiles.measure.machine import this_machine, versions
 from simulation.profiles.measure.measurement_plan import Plan, Point, ProfileSettings, node_classes
 from simulation.profiles.measure.passes import measure_passes, requests_s
@@ -120,7 +121,7 @@ def measure_requests(
         f"requests that are concurrent or come after idle gaps ({OVERLAP}, {IDLE}) were measured again "
         f"from {begun} to {_now()}"
     )
-    kept = tuple(row for row in profile.rows if row.family not in (OVERLAP, IDLE))
+    kept = tuple(row for row in profile.rows if row.family not in (OVERLAP, IDLE, IN_PASS))
     return Profile(replace(profile.metadata, notes=(*profile.metadata.notes, note)), (*kept, *rows))
 
 

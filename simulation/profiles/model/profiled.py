@@ -49,13 +49,13 @@ class FittedLatencyModel:
         """Mean seconds of one call that finds its replica idle. Raises ProfileError for a GPU share. Arrays broadcast:
         [...] in, [...] out."""
         fit, share = self._fit(node), self._share(cpu_cores, gpu_share)
-        return np.asarray(fit.apart(tokens) + self._idle.seconds(fit.work(tokens), share))
+        return np.asarray(fit.apart(tokens) + self._idle.seconds(fit.pass_work(tokens), share))
 
     def work_seconds(self, node: NodeCost, tokens: ArrayLike, gpu_share: ArrayLike = 0.0) -> Floats:
         """Seconds of one call alone where nothing limits the replica. Raises ProfileError for a GPU share. Arrays
         broadcast: [...] in, [...] out."""
         fit, _ = self._fit(node), self._share(1.0, gpu_share)
-        return np.asarray(fit.apart(tokens) + fit.work(tokens))
+        return np.asarray(fit.apart(tokens) + fit.pass_work(tokens))
 
     def again_seconds(self, node: NodeCost, tokens: ArrayLike, gpu_share: ArrayLike = 0.0) -> Floats:
         """Seconds of a call that begins when another has just ended on the replica, from rounds of one call always in
@@ -72,7 +72,7 @@ class FittedLatencyModel:
         shortest call that was measured (taking it from the wire, answering). At most :meth:`work_seconds`. Arrays
         broadcast: [...] in, [...] out."""
         fit = self._fit(node)
-        shortest = np.minimum(fit.work(tokens), fit.work(fit.tokens[0]))
+        shortest = np.minimum(fit.pass_work(tokens), fit.pass_work(fit.tokens[0]))
         return np.asarray(fit.apart(tokens) + shortest)
 
     def throttle(self, node: NodeCost, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Throttle:
@@ -95,7 +95,7 @@ class FittedLatencyModel:
         """
         fit, share = self._fit(node), np.minimum(1.0, self._share(cpu_cores, gpu_share))
         m = np.asarray(calls, dtype=np.float64)
-        alone = fit.apart(tokens) + self._idle.seconds(fit.work(tokens), share)
+        alone = fit.apart(tokens) + self._idle.seconds(fit.pass_work(tokens), share)
         together = m * alone / (fit.together_s(tokens, m, share) / share)
         return np.asarray(np.where(m <= 1, 1.0, np.clip(together, 1e-6, m)))
 
@@ -117,14 +117,15 @@ class FittedLatencyModel:
         """Cores in use while the bucket holds: a call alone waits for other things than its core, several never do.
         Raises ProfileError for a GPU share. Arrays broadcast: [...] in, [...] out."""
         fit, _ = self._fit(node), self._share(1.0, gpu_share)
-        alone = fit.work(tokens) / (fit.apart(tokens) + fit.work(tokens))
+        work = fit.pass_work(tokens)
+        alone = work / (fit.apart(tokens) + work)
         return np.asarray(np.where(np.asarray(calls) <= 1, alone, 1.0))
 
     def utilisation(self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Floats:
         """Part of the configured cores in use while a call is served alone. Arrays broadcast: [...] in, [...] out."""
         fit, share = self._fit(node), self._share(cpu_cores, gpu_share)
-        alone = fit.apart(tokens) + self._idle.seconds(fit.work(tokens), share)
-        return np.asarray(np.clip(fit.work(tokens) / alone / share, 0.0, 1.0))
+        alone = fit.apart(tokens) + self._idle.seconds(fit.pass_work(tokens), share)
+        return np.asarray(np.clip(fit.pass_work(tokens) / alone / share, 0.0, 1.0))
 
     def noise(self, node: NodeCost, gpu: bool) -> Noise:
         """Scatter of single calls at a full core. What a limit adds comes from its phases: see ``throttle``."""

@@ -11,6 +11,7 @@ import pytest
 from docs.tables import TABLES
 from simulation.profiles.fit.rows import COLUMNS
 from simulation.profiles.measure.gpu import FAMILIES
+from simulation.profiles.measure.in_pass import FAMILY as IN_PASS
 from simulation.profiles.measure.measurement_plan import Family
 from simulation.profiles.measure.transitions import KINDS
 from smoe.commands.profiling import profile
@@ -19,7 +20,7 @@ PAGE = (Path(__file__).parents[4] / "docs" / "profiles.md").read_text()
 OPTIONS = [option.opts[0] for option in profile.params if isinstance(option, click.Option)]
 
 
-@pytest.mark.parametrize("name", [*get_args(Family), *KINDS, *FAMILIES, "pass"])
+@pytest.mark.parametrize("name", [*get_args(Family), *KINDS, *FAMILIES, "pass", IN_PASS])
 def test_families_are_described(name: str) -> None:
     assert f"`{name}`" in PAGE
 

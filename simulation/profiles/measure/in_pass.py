@@ -1,0 +1,77 @@
+"""Calls within passes: CPU seconds that each kind of node uses for a call while whole requests come one by one.
+
+A call that is sent to its replica by itself finds a machine that was idle; in a pass the call before it has just ended,
+and cores are awake. How much less a call then takes differs by kind: of short calls of experts most of it is waking up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from functions.serving.metric_names import NODE_CALLS, NODE_TOKENS
+from simulation.profiles.fit.rows import Row
+from simulation.profiles.measure.measurement_plan import NodeClass, ProfileSettings
+from simulation.profiles.measure.requests import Counters, blank
+
+FAMILY = "in_pass"
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What nodes have had so far, by node id."""
+
+    cpu_s: Mapping[str, float | None]
+    """CPU seconds of the replica; None where the kernel does not count them."""
+    calls: Mapping[str, float]
+    tokens: Mapping[str, float]
+
+
+def spent(counters: Mapping[str, Counters], metrics: str) -> Spent:
+    """``counters``: of each node's replica; ``metrics``: the ingress's, as text."""
+    return Spent(
+        {node: one.read().cpu_s for node, one in counters.items()},
+        by_node(metrics, NODE_CALLS),
+        by_node(metrics, NODE_TOKENS),
+    )
+
+
+def by_node(metrics: str, series: str) -> dict[str, float]:
+    """A counter of ``metrics``, text in Prometheus' format, summed by its label ``node``."""
+    sums: dict[str, float] = {}
+    for family in text_string_to_metric_families(metrics):
+        for sample in family.samples:
+            if sample.name == series:
+                sums[sample.labels["node"]] = sums.get(sample.labels["node"], 0.0) + sample.value
+    return sums
+
+
+def rows_between(
+    before: Spent, after: Spent, classes: Sequence[NodeClass], repeat: int, others_cores: float,
+    settings: ProfileSettings,
+) -> list[Row]:  # fmt: skip
+    """One row for each kind of node that was called; its tokens are the mean of a call. None of a kind of which a
+    replica's CPU seconds are not known. ``others_cores``: what other processes used meanwhile."""
+    rows = []
+    for one in classes:
+        calls, tokens = (
+            sum(now.get(node, 0.0) - then.get(node, 0.0) for node in one.members)
+            for then, now in ((before.calls, after.calls), (before.tokens, after.tokens))
+        )
+        used = [(before.cpu_s.get(node), after.cpu_s.get(node)) for node in one.members]
+        counted_s = [now - then for then, now in used if then is not None and now is not None]
+        if calls > 0 and len(counted_s) == len(used):
+            rows.append(
+                replace(
+                    blank(round(tokens / calls), repeat, settings),
+                    node=one.node,
+                    family=FAMILY,
+                    loop="paced",
+                    n=round(calls),
+                    others_cores=others_cores,
+                    cpu_s_per_call=sum(counted_s) / calls,
+                )
+            )
+    return rows
