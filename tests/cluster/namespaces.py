@@ -176,8 +176,12 @@ class Namespaces:
     def close(self) -> None:
         """Wait until all are gone. Raises AssertionError for those that stay."""
         end_s = time.monotonic() + REMOVED_S
-        while (left := self._left(end_s)) and time.monotonic() < end_s:
-            continue  # the watch ended before them
+        left = {f"all of run {self._run}"}  # until the cluster has been asked
+        while left and time.monotonic() < end_s:  # the watch may end before them
+            try:
+                left = self._left(end_s)
+            except PlatformError:
+                time.sleep(0.5)  # a cluster that is busy now, or a connection that an interrupt broke off
         for kubelet in self._kubelets:
             kubelet.end()
         self._api.close()
@@ -189,7 +193,8 @@ class Namespaces:
         listed = list(asking.listed("namespaces", selector, reported.append))
         for one in listed:
             if "deletionTimestamp" not in one["metadata"]:  # an interrupt came just before it was removed
-                self._asking(one["metadata"]["name"]).delete("")
+                with suppress(FunctionGoneError):  # the call that was broken off was served all the same
+                    self._asking(one["metadata"]["name"]).delete("")
         left = {one["metadata"]["name"] for one in listed}
         seconds = max(1, round(end_s - time.monotonic()))
         for kind, document in (
