@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -20,6 +22,15 @@ def gateway(program: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", f"import os, signal, sys, time; {program}"])
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell's background jobs ignore SIGINT, and so does a test run that is one."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_stops_the_gateway_and_the_exit_status_tells(tmp_path: Path) -> None:
     process = gateway("os.kill(os.getppid(), signal.SIGINT); time.sleep(3000)")
     with pytest.raises(click.Abort):  # the command line's 130
