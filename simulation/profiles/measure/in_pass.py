@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from prometheus_client.parser import text_string_to_metric_families
-
+from autoscaler.monitor.growth import Samples
 from functions.serving.metric_names import NODE_CALLS, NODE_TOKENS
 from simulation.profiles.fit.rows import Row
 from simulation.profiles.measure.measurement_plan import NodeClass, ProfileSettings
@@ -29,8 +28,8 @@ class Spent:
     tokens: Mapping[str, float]
 
 
-def spent(counters: Mapping[str, Counters], metrics: str) -> Spent:
-    """``counters``: of each node's replica; ``metrics``: the ingress's, as text."""
+def spent(counters: Mapping[str, Counters], metrics: Samples) -> Spent:
+    """``counters``: of each node's replica; ``metrics``: the ingress's."""
     return Spent(
         {node: one.read().cpu_s for node, one in counters.items()},
         by_node(metrics, NODE_CALLS),
@@ -38,13 +37,13 @@ def spent(counters: Mapping[str, Counters], metrics: str) -> Spent:
     )
 
 
-def by_node(metrics: str, series: str) -> dict[str, float]:
-    """A counter of ``metrics``, text in Prometheus' format, summed by its label ``node``."""
+def by_node(metrics: Samples, series: str) -> dict[str, float]:
+    """A counter of ``metrics``, summed by its label ``node``."""
     sums: dict[str, float] = {}
-    for family in text_string_to_metric_families(metrics):
-        for sample in family.samples:
-            if sample.name == series:
-                sums[sample.labels["node"]] = sums.get(sample.labels["node"], 0.0) + sample.value
+    for (name, labels), value in metrics.items():
+        if name == series:
+            node = dict(labels)["node"]
+            sums[node] = sums.get(node, 0.0) + value
     return sums
 
 

@@ -13,6 +13,8 @@ from dataclasses import asdict, replace
 from statistics import median
 from typing import Any
 
+from autoscaler.monitor.growth import Samples
+from autoscaler.monitor.scrape import parse_exposition
 from functions.dispatch.client import ConnectionPool, TransportError
 from functions.serving.metric_names import NODE_CALLS
 from moe.manifest import Manifest
@@ -160,8 +162,8 @@ async def _node_calls(address: str) -> float:
     return sum(by_node(await _metrics(address), NODE_CALLS).values())
 
 
-async def _metrics(address: str) -> str:
-    """Metrics of the ingress, as text. Raises MeasurementError."""
+async def _metrics(address: str) -> Samples:
+    """Metrics of the ingress. Raises MeasurementError."""
     pool = ConnectionPool(address)
     try:
         head = f"GET /metrics HTTP/1.1\r\nhost: {address}\r\n\r\n".encode()
@@ -170,4 +172,4 @@ async def _metrics(address: str) -> str:
         raise MeasurementError(f"the ingress's metrics at {address} could not be read: {error}") from error
     finally:
         pool.close()
-    return bytes(reply.body).decode()
+    return parse_exposition(bytes(reply.body).decode())

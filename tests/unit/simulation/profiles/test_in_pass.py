@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from autoscaler.monitor.scrape import parse_exposition
 from simulation.latency.contract import NodeCost
 from simulation.profiles.fit.fitting import fit
 from simulation.profiles.fit.rows import Row
@@ -30,7 +31,7 @@ class Replica:
 
 
 def metrics(calls: int) -> str:
-    """Of an ingress that has sent so many calls of ten tokens to each node, a tenth of them in vain."""
+    """What an ingress states that has sent so many calls of ten tokens to each node, a tenth of them in vain."""
     nodes = [node for one in CLASSES for node in one.members]
     lines = ["# TYPE smoe_node_calls_total counter", "# TYPE smoe_node_tokens_total counter"]
     for node in nodes:
@@ -43,10 +44,10 @@ def metrics(calls: int) -> str:
 def measured(used_s: dict[str, float | None]) -> list[Row]:
     """Rows of 100 calls to each node, which used so many CPU seconds meanwhile."""
     replicas = {node: Replica(None if more_s is None else 5.0) for node, more_s in used_s.items()}
-    before = spent(replicas, metrics(20))
+    before = spent(replicas, parse_exposition(metrics(20)))
     for node, more_s in used_s.items():
         replicas[node].cpu_s = None if more_s is None else 5.0 + more_s
-    return rows_between(before, spent(replicas, metrics(120)), CLASSES, 2, 0.1, SETTINGS)
+    return rows_between(before, spent(replicas, parse_exposition(metrics(120))), CLASSES, 2, 0.1, SETTINGS)
 
 
 def test_a_kinds_cpu_seconds_are_shared_among_the_calls_of_all_its_members() -> None:
@@ -63,12 +64,13 @@ def test_a_kind_of_which_the_kernel_does_not_count_a_member_has_no_row() -> None
 
 
 def test_a_kind_that_was_not_called_has_no_row() -> None:
-    nothing = spent({"segment-0": Replica(1.0)}, metrics(20))
+    nothing = spent({"segment-0": Replica(1.0)}, parse_exposition(metrics(20)))
     assert rows_between(nothing, nothing, CLASSES, 0, 0.0, SETTINGS) == []
 
 
 def test_a_counter_is_summed_over_its_other_labels() -> None:
-    assert by_node(metrics(10), "smoe_node_calls_total") == {"segment-0": 10, "expert-0-0": 10, "expert-0-1": 10}
+    calls = by_node(parse_exposition(metrics(10)), "smoe_node_calls_total")
+    assert calls == {"segment-0": 10, "expert-0-0": 10, "expert-0-1": 10}
 
 
 def model(rows: list[Row]) -> FittedLatencyModel:
