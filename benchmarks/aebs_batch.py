@@ -31,7 +31,7 @@ from benchmarks.harness.options import AT_LEAST_1, benchmark, listed, seed_optio
 from benchmarks.harness.report import print_result, print_table
 from benchmarks.placement.activations import activations_of
 from benchmarks.placement.synthetic_routing import REAL_EXPERTS, Choices, real
-from benchmarks.replica_rules import ReplicaRule, Rule, activated_by_node
+from benchmarks.replica_rules import ReplicaRule, Rule, activated_by_node, node_of
 from functions.dispatch.aebs import ActivatedExpertBalance, Places, ReplicaTable, replica_table
 from placement.janus import Nodes, place
 
@@ -109,8 +109,7 @@ def ways(table: ReplicaTable, instances: int, seed: int) -> dict[str, Chosen]:
 def measured(chosen: Places, table: ReplicaTable) -> tuple[int, int, int]:
     """Distinct replicas among ``chosen`` [tokens, k] on the fullest node, in all, and (token, node) pairs."""
     load = activated_by_node(chosen, table)
-    place_of = np.argsort(table.replica)
-    node = table.node[place_of[np.searchsorted(table.replica[place_of], chosen)]]  # [tokens, k]
+    node = node_of(chosen, table)  # [tokens, k]
     pairs = np.unique(np.arange(len(chosen))[:, None] * table.nodes + node)
     return int(load.max()), int(load.sum()), len(pairs)
 

@@ -50,9 +50,14 @@ class ReplicaRule:
 
 def activated_by_node(replicas: Places, table: ReplicaTable) -> NDArray[np.int64]:
     """[nodes] int64: distinct replicas with at least one token, by node."""
+    return np.bincount(node_of(np.unique(replicas), table), minlength=table.nodes)
+
+
+def node_of(replicas: Places, table: ReplicaTable) -> NDArray[np.int32]:
+    """Node of each replica of the table: [...] in, [...] int32 out."""
     place_of = np.argsort(table.replica)
-    places = place_of[np.searchsorted(table.replica[place_of], np.unique(replicas))]
-    return np.bincount(table.node[places], minlength=table.nodes)
+    nodes: NDArray[np.int32] = table.node[place_of[np.searchsorted(table.replica[place_of], replicas)]]
+    return nodes
 
 
 @njit(cache=True, nogil=True)
