@@ -24,7 +24,7 @@ NAMESPACES: dict[str, dict[str, str]] = {
     "monitoring": {"smoe.prometheus": "reads"},
 }
 API_PORTS = (443, 6443, 16443)
-"""Of a managed API server, of kubeadm's, kind's and k3s', and of MicroK8s'."""
+"""A managed API server's; that of kubeadm, kind and k3s; that of MicroK8s."""
 KUBELET = 10250
 
 Object = dict[str, Any]

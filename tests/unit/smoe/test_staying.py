@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(100)
 
 
 def gateway(program: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", f"import os, signal, sys, time; {program}"])
+    return subprocess.Popen([sys.executable, "-c", f"import os, signal, sys; {program}"])
 
 
 @pytest.fixture
@@ -32,10 +32,13 @@ def interruptible() -> Iterator[None]:
 
 @pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_stops_the_gateway_and_the_exit_status_tells(tmp_path: Path) -> None:
-    process = gateway("os.kill(os.getppid(), signal.SIGINT); time.sleep(3000)")
-    with pytest.raises(click.Abort):  # the command line's 130
-        _stay(process, tmp_path, Console(stderr=True))
-    assert process.poll() is not None
+    process = gateway("os.kill(os.getppid(), signal.SIGINT); signal.pause()")
+    try:
+        with pytest.raises(click.Abort):  # the command line's 130
+            _stay(process, tmp_path, Console(stderr=True))
+        assert process.poll() is not None
+    finally:
+        process.kill()
 
 
 def test_a_gateway_that_fails_by_itself_is_an_error_and_one_that_was_stopped_elsewhere_is_none(tmp_path: Path) -> None:
