@@ -234,7 +234,9 @@ def uninterrupted() -> Iterator[None]:
 def namespaces_of(kubeconfig: Path) -> Iterator[Namespaces]:
     """Also a run that is told to end (SIGTERM) or interrupted (Ctrl-C) removes its namespaces before."""
     namespaces = Namespaces(kubeconfig)
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # As Ctrl-C, which asyncio's runner answers by cancelling: raised in the midst of a task, KeyboardInterrupt is the
+    # task's result, comes again from whoever closes it, and ends the clean-up.
+    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         yield namespaces
     finally:
