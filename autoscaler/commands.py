@@ -67,9 +67,7 @@ def autoscale(
     if named and pipeline and named != pipeline:
         raise click.UsageError(f"two pipelines are named, {named} and --pipeline {pipeline}; name one")
     pipeline = named or pipeline or "minilm"
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    logging.getLogger("smoe.autoscaler").setLevel(log_level.upper())
-    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # who does not answer is logged once
+    _log_to_stderr(log_level)
     given["view_dir"] = given["view_dir"] or (None if given["gateway_url"] else state / "view")
     given["gateway_url"] = given["gateway_url"] or _address(state)
     given["manifest_dir"] = given["manifest_dir"] or state / "pipelines" / pipeline
@@ -95,6 +93,12 @@ def autoscale(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: process.stop())
     process.run()
+
+
+def _log_to_stderr(level: str) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.getLogger("smoe.autoscaler").setLevel(level.upper())
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # who does not answer is logged once
 
 
 def _address(state: Path) -> str:

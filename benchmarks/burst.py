@@ -213,6 +213,19 @@ def waits(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"waited_s": first_s - next_s} for next_s, first_s in both if next_s is not None and first_s is not None]
 
 
+def show_sides(sides: dict[str, Side]) -> None:
+    print_table(
+        "Load steps",
+        ("standbys", "P95 burst", "P95 between", "ratio", "provisioned", "of it standbys", "busy", "failed"),
+        [
+            (name, f"{side.p95_burst_ms:.0f} ms", f"{side.p95_between_ms:.0f} ms", f"{side.p95_ratio:.2f}",
+             *(("–" if cost is None else f"{cost:.3f}") for cost in (side.provisioned, side.standby, side.busy)),
+             side.failed)
+            for name, side in sides.items()
+        ],
+    )  # fmt: skip
+
+
 @benchmark
 @click.option("--seconds", default=110.0, type=click.FloatRange(30), help="Length of each of the two runs.")
 @click.option("--bursts", default=9, type=click.IntRange(1), help="Load steps in a run.")
@@ -247,16 +260,7 @@ def main(
             deploy(running, topology, target, starts=False, texts=[])
             show("without standbys", seconds)
             sides["without"] = measured(running, topology, load, texts)
-    print_table(
-        "Load steps",
-        ("standbys", "P95 burst", "P95 between", "ratio", "provisioned", "of it standbys", "busy", "failed"),
-        [
-            (name, f"{side.p95_burst_ms:.0f} ms", f"{side.p95_between_ms:.0f} ms", f"{side.p95_ratio:.2f}",
-             *(("–" if cost is None else f"{cost:.3f}") for cost in (side.provisioned, side.standby, side.busy)),
-             side.failed)
-            for name, side in sides.items()
-        ],
-    )  # fmt: skip
+    show_sides(sides)
     times = {
         f"{name}_ms_{quantile}": value
         for name, field in TIMES_OF.items()

@@ -250,6 +250,19 @@ def settings_of(mean_work: Floats) -> dict[str, tuple[Floats, Burst | None]]:
     return settings
 
 
+def figures(
+    columns: dict[str, list[Outcome]], means: dict[str, Outcome], quick: Outcome, steady: Outcome, unheld: int
+) -> dict[str, Any]:
+    """The rules against the constants, for the last line."""
+    tuned, tuned_constant, ideal, ideal_constant = means.values()
+    return {
+        **compared(ideal, ideal_constant),
+        "hours_without_such_a_constant": unheld,
+        "cost_ratio_of_hours": [ratio(*pair) for pair in zip(*list(columns.values())[2:], strict=True)],
+        "tuned": {**compared(tuned, tuned_constant), "setting": quick.name, "constant": steady.name},
+    }
+
+
 @benchmark
 @data_option
 @click.option("--hours", type=click.IntRange(1, 50), default=10, help="Test hours.")
@@ -301,17 +314,11 @@ def main(
                 columns[name].append(outcome)
                 table.append(row_of(f"test {number}: {name}", outcome))
     means = {name: together(name, outcomes) for name, outcomes in columns.items()}
-    print_table(
-        f"{pattern} hours at {rate:g} requests/s, bert-8, simulated",
-        ("hours", "setting", "cost of experts an hour", "replicas an expert", "windows over the SLO"),
-        table + [row_of("all test", outcome) for outcome in means.values()],
-        texts=2,
-    )
-    tuned, tuned_constant, ideal, ideal_constant = means.values()
+    heads = ("hours", "setting", "cost of experts an hour", "replicas an expert", "windows over the SLO")
+    table += [row_of("all test", outcome) for outcome in means.values()]
+    print_table(f"{pattern} hours at {rate:g} requests/s, bert-8, simulated", heads, table, texts=2)
     print_result({
-        **compared(ideal, ideal_constant), "hours_without_such_a_constant": unheld,
-        "cost_ratio_of_hours": [ratio(*pair) for pair in zip(*list(columns.values())[2:], strict=True)],
-        "tuned": {**compared(tuned, tuned_constant), "setting": quick.name, "constant": steady.name},
+        **figures(columns, means, quick, steady, unheld),
         "hours": len(columns[COLUMNS[0]]), "rate": rate, "pattern": pattern, "seconds": seconds,
         "activation_s": activation_s, "slo_factor": slo_factor, "minutes": minutes,
         "most_cv": None if most_cv == math.inf else most_cv,

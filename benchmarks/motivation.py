@@ -143,6 +143,19 @@ def summary(experts: Sequence[dict[str, Any]], layers: Sequence[dict[str, Any]])
     }
 
 
+def tables_of(
+    simulation: Simulation, workload: Workload, window_s: float, seconds: float
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows of experts and of layers, window by window of a run of ``seconds``."""
+    experts: list[dict[str, Any]] = []
+    layers: list[dict[str, Any]] = []
+    for window in windows_of(simulation, window_s, seconds):
+        more_experts, more_layers = rows_of(workload, window, round(window.start_s / window_s))
+        experts += more_experts
+        layers += more_layers
+    return experts, layers
+
+
 @benchmark
 @workload_option("bert-8")
 @pattern_option
@@ -168,12 +181,7 @@ def main(
     hour = arrivals(grid, Group(name, pattern, 0, seed))
     requests = draw_requests(workload, hour.arrival_s, seed=seed, source=hour.source)
     simulation = Simulation(workload, requests, workload.initial(FIXED), seed=seed)
-    experts: list[dict[str, Any]] = []
-    layers: list[dict[str, Any]] = []
-    for window in windows_of(simulation, window_s, hour.seconds):
-        more_experts, more_layers = rows_of(workload, window, round(window.start_s / window_s))
-        experts += more_experts
-        layers += more_layers
+    experts, layers = tables_of(simulation, workload, window_s, hour.seconds)
     result = summary(experts, layers)
     out.mkdir(parents=True, exist_ok=True)
     write_csv(out / "experts.csv", experts)

@@ -115,6 +115,7 @@ def replay(
     Writes OUT/requests.csv (every request) and OUT/replay.json (the summary). Ctrl-C stops sending and closes with
     what is there. Exit status 1 when a request failed, 130 when it was stopped.
     """
+    # Longer than other functions, as each option is an argument on a line of its own.
     folder = catalog.data_folder(data)
     part = Part(trace_name, row, start_s, duration_s, placement, seed, lengths)
     trace = load_part(part, folder)
@@ -140,6 +141,11 @@ def replay(
     else:
         settings = replace(settings, url=f"{url}{COMPLETIONS}", fields={})
     summary = _replay(trace, chosen, completions, settings, out, without_progress=as_json)
+    _close(summary, out, as_json)
+
+
+def _close(summary: dict[str, Any], out: Path, as_json: bool) -> None:
+    """Show the summary, and end with the status that the command's help names."""
     if as_json:
         click.echo(json.dumps(summary))
     else:

@@ -102,12 +102,23 @@ def decide(
         least = _Least(floors.get(function, 0), _used_mb(now, observed))
         target, hits = _limited(function, now, desired, needs[function], now_s, state, settings, bound, least)
         decisions.append(Decision(function, name, now, desired, target, reason, tuple(hits)))
-    # Last, as these weigh functions against each other: by what the limits of each one left of its growth.
+    return tuple(_within_all(decisions, present, needs, settings, prices))
+
+
+def _within_all(
+    decisions: list[Decision],
+    present: Mapping[str, Configuration],
+    needs: Mapping[str, MemoryNeed | None],
+    settings: LimitSettings,
+    prices: PriceSheet,
+) -> list[Decision]:
+    """Within the limits on all functions together. They come last, as they weigh functions against each other: by what
+    the limits of each one left of its growth."""
     if settings.budget_per_hour is not None:
         decisions = within_budget(decisions, present, needs, settings.budget_per_hour, prices)
     if settings.capacity is not None:
         decisions = within_capacity(decisions, present, needs, settings.capacity)
-    return tuple(decisions)
+    return decisions
 
 
 def memory_need(

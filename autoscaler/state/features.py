@@ -138,8 +138,6 @@ def _nodes(topology: Topology, readings: Readings, namespace: str) -> list[NodeO
     calls_per_s, tokens_per_s = _rates(calls, window_s), _rates(work["tokens"], window_s)
     p95 = _p95(topology, readings)
     token_shares, call_shares, stragglers = _shares(infos, tokens_per_s, calls_per_s, p95)
-    # Of the gateway's and the ingresses' samples, or of none: one age is not that of the other's numbers.
-    age_s = max(readings.ages_s.values()) if len(readings.ages_s) == 2 else None
     nothing: list[None] = [None] * len(infos)
     columns: dict[str, Iterable[object]] = {
         "node": [node.id for node in infos],
@@ -154,10 +152,7 @@ def _nodes(topology: Topology, readings: Readings, namespace: str) -> list[NodeO
         "gpu_utilisation": nothing,
         "concurrency_utilisation": map(_concurrency_utilisation, configurations, ready, in_flight),
         "latency_p95_s": p95,
-        "latency_mean_s": [
-            None if spent is None or wait is None else ratio(spent + wait, count)
-            for spent, wait, count in zip(busy, waited, calls, strict=True)
-        ],
+        "latency_mean_s": map(_mean_latency_s, busy, waited, calls),
         "tokens_per_s": tokens_per_s,
         "requests_per_s": calls_per_s,
         "in_flight": in_flight,
@@ -170,11 +165,20 @@ def _nodes(topology: Topology, readings: Readings, namespace: str) -> list[NodeO
         "straggler_ratio": stragglers,
         "measured_replicas": _whole(measured),
         "busy_replica_s": nothing,
-        "age_s": [age_s] * len(infos),
+        "age_s": [_age_s(readings)] * len(infos),
         "activated_s": _column(readings.values.get(Series.STANDBY_ACTIVATED_SECONDS, {}), names),
     }
     rows = zip(*(columns[name] for name in NodeObservation._fields), strict=True)
     return list(map(NodeObservation._make, rows))
+
+
+def _mean_latency_s(busy_s: float | None, waited_s: float | None, calls: float | None) -> float | None:
+    return None if busy_s is None or waited_s is None else ratio(busy_s + waited_s, calls)
+
+
+def _age_s(readings: Readings) -> float | None:
+    """The older of the gateway's and the ingresses' samples; None without both: one is not the other's age."""
+    return max(readings.ages_s.values()) if len(readings.ages_s) == 2 else None
 
 
 def _measured(readings: Readings, names: Sequence[Key]) -> Column:

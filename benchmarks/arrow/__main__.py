@@ -151,12 +151,7 @@ def work_rps(requests: list[Request], instances: int, hardware: Hardware) -> flo
 
 
 def compare(
-    name: str,
-    requests: list[Request],
-    targets: Targets,
-    instances: int,
-    hardware: Hardware,
-    only: tuple[str, ...] = (),
+    name: str, requests: list[Request], targets: Targets, instances: int, hardware: Hardware, only: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     """Rates in requests a second of one trace, by scheduler; of ``only`` those, where any are named."""
     own_rps = len(requests) / requests[-1].arrival_s
@@ -168,10 +163,7 @@ def compare(
             continue
         factor, outcomes[scheduler] = greatest(requests, make, targets, used, pacing)
         rates[scheduler] = factor * own_rps
-    static = {which: rate for which, rate in rates.items() if which.startswith("minimal load")}
-    best = max(static, key=lambda which: static[which], default=None)
-    chunked = _best(rates, "colocated", *(f"colocated, {chunk}" for chunk in CHUNKS))
-    arrow, deadline = outcomes.get("arrow"), rates.get("deadline")
+    arrow = outcomes.get("arrow")
     return {
         "trace": name,
         "requests": len(requests),
@@ -180,21 +172,30 @@ def compare(
         "rps": rates,
         "work_rps": work_rps(requests, instances, hardware),
         "ttft_s_at_greatest": {which: tail(outcome) for which, outcome in outcomes.items() if outcome},
-        "best_static": best,
         "not_filled": [which for which, rate in rates.items() if rate * PRECISION >= FASTEST * own_rps],
-        "rate_over_best_static": _over(rates.get("arrow"), _best(rates, *static)),
-        "rate_over_colocated": _over(rates.get("arrow"), chunked),
-        "deadline_over_colocated": _over(deadline, chunked),
-        "deadline_in_order_over_colocated": _over(rates.get("deadline, in order of arrival"), chunked),
-        "deadline_over_best_static": _over(deadline, _best(rates, *static)),
-        "deadline_over_arrow": _over(deadline, rates.get("arrow")),
-        "rate_over_xllm": _over(rates.get("arrow"), rates.get("xllm rule")),
-        "rate_over_convertible": _over(
-            rates.get("arrow"), _best(rates, *(which for which in rates if which.startswith("convertible")))
-        ),
-        "oracle_over_arrow": _over(rates.get("arrow, lengths known"), rates.get("arrow")),
+        **compared(rates),
         "flips": arrow.flips if arrow else None,
         "lost": arrow.lost if arrow else None,
+    }
+
+
+def compared(rates: dict[str, float]) -> dict[str, Any]:
+    """The best fixed split and what one scheduler's rate is over another's; None where one of them did not run."""
+    static = {which: rate for which, rate in rates.items() if which.startswith("minimal load")}
+    arrow, deadline, best = rates.get("arrow"), rates.get("deadline"), _best(rates, *static)
+    chunked = _best(rates, "colocated", *(f"colocated, {chunk}" for chunk in CHUNKS))
+    convertible = _best(rates, *(which for which in rates if which.startswith("convertible")))
+    return {
+        "best_static": max(static, key=lambda which: static[which], default=None),
+        "rate_over_best_static": _over(arrow, best),
+        "rate_over_colocated": _over(arrow, chunked),
+        "deadline_over_colocated": _over(deadline, chunked),
+        "deadline_in_order_over_colocated": _over(rates.get("deadline, in order of arrival"), chunked),
+        "deadline_over_best_static": _over(deadline, best),
+        "deadline_over_arrow": _over(deadline, arrow),
+        "rate_over_xllm": _over(arrow, rates.get("xllm rule")),
+        "rate_over_convertible": _over(arrow, convertible),
+        "oracle_over_arrow": _over(rates.get("arrow, lengths known"), arrow),
     }
 
 

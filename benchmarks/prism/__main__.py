@@ -209,15 +209,10 @@ def draw(shifted: dict[str, Any], file: Path) -> None:
         axes.legend(fontsize=7, ncol=2, loc="lower right")
 
 
-@benchmark
-@click.option("--routing", type=PRESENT, required=True, help="Folder of routing logs.")
-@out_option(None, "Folder for pictures.")
-@click.option("--message-ms", default=1.0, help="Milliseconds of a message, besides its bytes.")
-@click.option("--seeds", default=3, help="Seeds, from 0 on; results are means.")
-def main(routing: Path, out: Path | None, message_ms: float, seeds: int) -> None:
-    lite_work = lite(routing, 0)
-    olmoe, mixtral = drawn(routing, "olmoe", 26, 150, 0), drawn(routing, "mistral", 32, 150, 0)
-    every = range(seeds)
+def tables(
+    lite_work: Workload, olmoe: Workload, mixtral: Workload, message_ms: float, seeds: range
+) -> dict[str, dict[str, Any]]:
+    """Table 2 for each workload and mean time between arrivals, shown and by title."""
     table = {}
     for title, work, mean_s in (
         ("V2-Lite, clustered prompts, 10 s", lite_work, 10.0),
@@ -226,8 +221,19 @@ def main(routing: Path, out: Path | None, message_ms: float, seeds: int) -> None
         ("Mixtral, domains, 10 s", mixtral, 10.0),
         ("Mixtral, domains, 20 s", mixtral, 20.0),
     ):
-        table[title] = table_rows(work, mean_s, message_ms, 500.0, every)
+        table[title] = table_rows(work, mean_s, message_ms, 500.0, seeds)
         show_table(title if work is lite_work else f"{title}: not comparable with the paper's", table[title])
+    return table
+
+
+@benchmark
+@click.option("--routing", type=PRESENT, required=True, help="Folder of routing logs.")
+@out_option(None, "Folder for pictures.")
+@click.option("--message-ms", default=1.0, help="Milliseconds of a message, besides its bytes.")
+@click.option("--seeds", default=3, help="Seeds, from 0 on; results are means.")
+def main(routing: Path, out: Path | None, message_ms: float, seeds: int) -> None:
+    lite_work, olmoe = lite(routing, 0), drawn(routing, "olmoe", 26, 150, 0)
+    table = tables(lite_work, olmoe, drawn(routing, "mistral", 32, 150, 0), message_ms, range(seeds))
     ranges = spread(routing, lite_work, message_ms)
     show_spread(ranges)
     guesses = {

@@ -132,24 +132,22 @@ def main(asked: int, compared: int, rounds: int, seed: int) -> None:
     threads = min(4, len(os.sched_getaffinity(0)))
     runs: list[Run] = []
     shared: list[Run] = []
-    differences: list[float] = []
-    slow_s: list[float] = []
+    slow: list[tuple[float, float]] = []
     for _ in range(rounds):
         runs.append(simulate(workload, many, many_orders, WINDOW_S, seed))
         shared.append(simulate(workload, many, many_orders, WINDOW_S, seed, threads) if threads > 1 else runs[-1])
-        if len(slow_s) < 2:
+        if len(slow) < 2:
             seconds, expected_s = event_driven(workload, few, few_orders, seed)
-            slow_s.append(seconds)
-            differences.append(float(np.abs(same.latency_s - expected_s).max()))
+            slow.append((seconds, float(np.abs(same.latency_s - expected_s).max())))
     best = min(runs, key=lambda run: run.cpu_s)
     one, several = (asked / min(run.wall_s for run in group) for group in (runs, shared))
-    alone, simpy_speed = asked / best.cpu_s, compared / min(slow_s)
+    alone, simpy_speed = asked / best.cpu_s, compared / min(slow)[0]
     visits = float((many.counts[1:] > 0).sum()) / asked + len(workload.segments)
     result = {
         "requests_per_s": round(max(alone, several)),
         "simpy_requests_per_s": round(simpy_speed, 1),
         "ratio": round(alone / simpy_speed),
-        "max_abs_diff_s": max(differences),
+        "max_abs_diff_s": max(difference for _, difference in slow),
         "requests_per_s_one_thread": round(alone),
         "threads": threads,
         "requests_per_wall_s": [round(one), round(several)],

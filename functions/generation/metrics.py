@@ -25,8 +25,18 @@ class GenerationMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Called at every scrape."""
-        generator, measures, label = self._generator, self._generator.measures, [self._model]
-        phases = generator.phases
+        yield from self._gauges()
+        yield from self._counters()
+        yield from self._histograms()
+        labels = [*_LABEL, "instance", "role", "state"]
+        texts = GaugeMetricFamily(names.INSTANCE_TEXTS, "Texts of an instance", labels=labels)
+        for one in self._generator.document()["instances"]:
+            for state in ("running", "queue", "arriving"):
+                texts.add_metric([self._model, str(one["instance"]), one["role"], state], one[state])
+        yield texts
+
+    def _gauges(self) -> Iterator[Metric]:
+        generator = self._generator
         used = sum(run.pages for run in generator.runs)
         room = sum(run.instance.pages for run in generator.runs)
         for metric, words, value in (
@@ -35,8 +45,11 @@ class GenerationMetrics(Collector):
             (names.KV_USAGE, "Part of the pages in use", used / room if room else 0.0),
         ):
             gauge = GaugeMetricFamily(metric, words, labels=_LABEL)
-            gauge.add_metric(label, value)
+            gauge.add_metric([self._model], value)
             yield gauge
+
+    def _counters(self) -> Iterator[Metric]:
+        measures, phases = self._generator.measures, self._generator.phases
         for metric, words, count in (
             (names.PREEMPTIONS, "Texts preempted", measures.preemptions),
             (names.PREFIX_QUERIES, "Tokens of texts that begin", measures.asked_tokens),
@@ -48,13 +61,16 @@ class GenerationMetrics(Collector):
             (names.ROLE_FLIPS, "Changes of instances' roles", phases.scheduler.flips if phases else 0),
         ):
             counter = CounterMetricFamily(metric, words, labels=_LABEL)
-            counter.add_metric(label, count)
+            counter.add_metric([self._model], count)
             yield counter
         reasons = [*_LABEL, "finished_reason"]
         ended = CounterMetricFamily(names.ENDED, "Texts by how they ended", labels=reasons)
         for reason in ("stop", "length", "abort"):
             ended.add_metric([self._model, reason], measures.ended.get(reason, 0))
         yield ended
+
+    def _histograms(self) -> Iterator[Metric]:
+        measures = self._generator.measures
         for metric, words, distribution in (
             (names.TTFT_SECONDS, "Arrival to first token", measures.first_token),
             (names.TPOT_SECONDS, "From one token to the next", measures.next_token),
@@ -63,11 +79,5 @@ class GenerationMetrics(Collector):
             (names.KV_MOVE_SECONDS, "Until they are there", measures.move),
         ):
             histogram = HistogramMetricFamily(metric, words, labels=_LABEL)
-            histogram.add_metric(label, distribution.cumulative(), distribution.total)
+            histogram.add_metric([self._model], distribution.cumulative(), distribution.total)
             yield histogram
-        labels = [*_LABEL, "instance", "role", "state"]
-        texts = GaugeMetricFamily(names.INSTANCE_TEXTS, "Texts of an instance", labels=labels)
-        for one in generator.document()["instances"]:
-            for state in ("running", "queue", "arriving"):
-                texts.add_metric([self._model, str(one["instance"]), one["role"], state], one[state])
-        yield texts

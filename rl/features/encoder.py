@@ -141,6 +141,18 @@ class Encoder:
     ) -> Floats:
         """[nodes, F] in the catalogue's units."""
         raw, at = self._fixed_nodes.copy(), self._node_scales.index
+        with np.errstate(divide="ignore", invalid="ignore"):
+            columns = self._node_columns(observation.window_s, observed, configured, by_layer, history)
+        for name, column in columns.items():
+            raw[:, at[name]] = column
+        # Everything else may be NaN; a flag is set below, where its number is.
+        raw[:, [place for name, place in at.items() if name.endswith("_unknown")]] = 0.0
+        return raw
+
+    def _node_columns(
+        self, window_s: float, observed: Floats, configured: Floats, by_layer: Floats, history: History
+    ) -> dict[str, Floats]:
+        """Name → [nodes], in the catalogue's units. In one piece: it is the catalogue's table."""
         value = dict(zip(_SEEN, observed.T, strict=True))
         memory_mb, cores, share, replicas, concurrency = configured.T
         slots_s, tokens_s = self.calls.mean_s, self.calls.mean_s / self.calls.tokens
@@ -149,49 +161,39 @@ class Encoder:
         call_s = np.where(self._is_expert & ~np.isnan(memory_mb), self.calls.seconds[resource], np.nan)
         mean, peak = history.node_load()
         layer = dict(zip(_LAYER, by_layer[self._layer_of].T, strict=True))
-        siblings = raw[:, at["siblings"]]
-        # Entropy is over that of even shares, log n; an expert alone in its layer (log 1 = 0) counts as even below.
-        even = np.log(np.where(siblings > 1, siblings, np.e))
+        siblings = self._fixed_nodes[:, self._node_scales.index["siblings"]]
         flops_s = tokens_s / np.maximum([node.flops_per_token for node in self._nodes], 1)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            columns = {
-                **{name: value[name] for name in _SEEN[:4]},
-                "latency_p95": value["latency_p95_s"] / self._part_s,
-                "latency_mean": value["latency_mean_s"] / self._part_s,
-                "memory": memory_mb,
-                "cpu_cores": cores / CORES,
-                "gpu_share": share,
-                "on_gpu": np.where(np.isnan(share), np.nan, share > 0),
-                "replicas": replicas / REPLICAS,
-                "concurrency": concurrency / CONCURRENCY,
-                "price": unit,
-                "spend": replicas * unit,
-                "call_time": call_s / self._part_s,
-                "ready": np.where(replicas > 0, value["ready_replicas"] / replicas, np.nan),
-                "tokens_per_s": value["tokens_per_s"] * tokens_s,
-                "requests_per_s": value["requests_per_s"] * slots_s,
-                "calls": value["requests_per_s"] * observation.window_s,
-                "in_flight": value["in_flight"],
-                "waiting": value["waiting"],
-                "tokens_per_call": _defined(value["tokens_per_s"] / value["requests_per_s"]),
-                "peak": self._required_mb(value["peak_tokens"]),
-                "load_mean_5": mean * slots_s,
-                "load_peak_5": peak * slots_s,
-                "token_share": value["token_share"] * siblings,
-                "request_share": value["request_share"] * siblings,
-                "entropy": np.where(  # 0 × keeps "not known" (NaN) where there is one expert
-                    siblings > 1, layer["token_routing_entropy"] / even, 1.0 + 0 * layer["token_routing_entropy"]
-                ),
-                "straggler": value["straggler_ratio"],
-                "latency_spread": np.sqrt(layer["latency_variance_s2"]) / self._part_s,
-                "layer_flops": layer["flops_per_s"] * flops_s,
-                "barrier_p95": layer["barrier_p95_s"] / self._part_s,
-            }
-        for name, column in columns.items():
-            raw[:, at[name]] = column
-        # Everything else may be NaN; a flag is set below, where its number is.
-        raw[:, [place for name, place in at.items() if name.endswith("_unknown")]] = 0.0
-        return raw
+        return {
+            **{name: value[name] for name in _SEEN[:4]},
+            "latency_p95": value["latency_p95_s"] / self._part_s,
+            "latency_mean": value["latency_mean_s"] / self._part_s,
+            "memory": memory_mb,
+            "cpu_cores": cores / CORES,
+            "gpu_share": share,
+            "on_gpu": np.where(np.isnan(share), np.nan, share > 0),
+            "replicas": replicas / REPLICAS,
+            "concurrency": concurrency / CONCURRENCY,
+            "price": unit,
+            "spend": replicas * unit,
+            "call_time": call_s / self._part_s,
+            "ready": np.where(replicas > 0, value["ready_replicas"] / replicas, np.nan),
+            "tokens_per_s": value["tokens_per_s"] * tokens_s,
+            "requests_per_s": value["requests_per_s"] * slots_s,
+            "calls": value["requests_per_s"] * window_s,
+            "in_flight": value["in_flight"],
+            "waiting": value["waiting"],
+            "tokens_per_call": _defined(value["tokens_per_s"] / value["requests_per_s"]),
+            "peak": self._required_mb(value["peak_tokens"]),
+            "load_mean_5": mean * slots_s,
+            "load_peak_5": peak * slots_s,
+            "token_share": value["token_share"] * siblings,
+            "request_share": value["request_share"] * siblings,
+            "entropy": _evenness(layer["token_routing_entropy"], siblings),
+            "straggler": value["straggler_ratio"],
+            "latency_spread": np.sqrt(layer["latency_variance_s2"]) / self._part_s,
+            "layer_flops": layer["flops_per_s"] * flops_s,
+            "barrier_p95": layer["barrier_p95_s"] / self._part_s,
+        }
 
     def _pipeline_row(
         self, observation: Observation, observed: Floats, configured: Floats, by_layer: Floats, history: History
@@ -261,3 +263,10 @@ def _ratio(value: float | None, whole: float) -> float:
 def _defined(values: Floats) -> Floats:
     """NaN for what is not a finite number."""
     return np.where(np.isfinite(values), values, np.nan)
+
+
+def _evenness(entropy: Floats, siblings: Floats) -> Floats:
+    """[nodes] entropy of a layer's shares over that of even ones, log n; an expert alone counts as even. "Not known"
+    (NaN) stays so, also there: 0 × keeps it."""
+    even = np.log(np.where(siblings > 1, siblings, np.e))  # log 1 is 0
+    return np.asarray(np.where(siblings > 1, entropy / even, 1.0 + 0 * entropy))

@@ -168,10 +168,8 @@ def _run(settings: RunSettings) -> None:
     try:
         client = GatewayClient.from_state(settings.state)
         _deploy(client, manifest, settings, console)
-        console.print(
-            f"[bold]{manifest.name}[/]: {len(manifest.nodes) + 1} functions ready at {client.url} "
-            f"after {time.monotonic() - begun_s:.1f} s"
-        )
+        ready = f"{len(manifest.nodes) + 1} functions ready at {client.url} after {time.monotonic() - begun_s:.1f} s"
+        console.print(f"[bold]{manifest.name}[/]: {ready}")
         with console.status("comparing answers with the whole model's"):
             parity = compare_with_whole_model(client, manifest.name, directory, chosen.choose(8, settings.seed))
         console.print(_parity_line(parity))
@@ -188,18 +186,16 @@ def _run(settings: RunSettings) -> None:
         )  # fmt: skip
         with _metrics(settings, client.url, console) as prometheus_url:
             scaled = replace(scaled, prometheus_url=prometheus_url)
-            baseline = (
-                measure_baseline(scaled, client, console) if settings.baseline and settings.policy != "static" else None
-            )
+            compared = settings.baseline and settings.policy != "static"
+            baseline = measure_baseline(scaled, client, console) if compared else None
             console.print(f"the same prompts, scaled by [bold]{settings.policy}[/]:")
             since_s = time.time()
             result = scaled.run(client, console)
     finally:
         lifecycle.stop_process(process)
     paths = _report(settings, manifest, trace, chosen.source, result, slo_s, since_s, parity, baseline)
-    for line in closing(paths.numbers, slo_s):
+    for line in (*closing(paths.numbers, slo_s), f"report      {paths.html} (numbers: {paths.json})"):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
-    console.print(f"report      {paths.html} (numbers: {paths.json})", soft_wrap=True, markup=False, highlight=False)
     if settings.fail_on_miss and not kept(paths.numbers, slo_s):
         raise SmoeError("the SLO was missed (--fail-on-miss)")
 

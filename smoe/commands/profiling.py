@@ -136,8 +136,7 @@ def profile(
     if not nodes:
         folder, manifest = ensure_pipeline(pipeline, state / "pipelines")
         if manifest.task == "causal-lm":
-            only = [key for key in _OF_FUNCTIONS if options[key]] + ["gpu_shares"] * bool(gpu_shares)
-            if only or requests_again:
+            if requests_again or gpu_shares or any(options[key] for key in _OF_FUNCTIONS):
                 raise click.UsageError(f"{manifest.name} is a decoder: {_OF_FUNCTIONS_WORDS} need --nodes")
             _make_room(out)
             signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -146,13 +145,9 @@ def profile(
             return
         if neighbour:
             raise click.UsageError(f"--neighbour is for decoders, and {manifest.name} is none")
-    gpu = None
     if requests_again and (quick or gpu_shares):
         raise click.UsageError("--requests-again measures whole requests alone, without --quick and --gpu-shares")
-    if gpu_shares:
-        require_gpu(gpu_name())
-        check_shares(gpu_shares)
-        gpu = GpuSettings(shares=gpu_shares, seed=options["seed"])
+    gpu = _gpu_settings(gpu_shares, options["seed"]) if gpu_shares else None
     settings = _settings(quick, options)
     _make_room(out)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
@@ -164,6 +159,13 @@ def profile(
     concluded = conclude(measurement, out.with_suffix(".png"))
     save(concluded, out)
     _close(console, concluded, out)
+
+
+def _gpu_settings(shares: tuple[float, ...], seed: int) -> GpuSettings:
+    """Raises where there is no GPU, or MPS does not take the shares."""
+    require_gpu(gpu_name())
+    check_shares(shares)
+    return GpuSettings(shares=shares, seed=seed)
 
 
 def _known(pipeline: str, state: Path, out: Path) -> Profile:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -24,8 +24,8 @@ from moe.cache import PAGE_TOKENS
 from moe.manifest import Manifest
 from moe.names import INGRESS
 from simulation.generation.hardware import ALONE
-from simulation.generation.measured import FitError, Measured, errors, fit
-from simulation.profiles.generation.interference import PHASES, cpu_of, measure_interference, slowdown
+from simulation.generation.measured import FitError, Measured, Sample, errors, fit
+from simulation.profiles.generation.interference import PHASES, Turn, cpu_of, measure_interference, slowdown
 from simulation.profiles.generation.measure import QUICK, Decoder, Settings, kv_tokens, measure, points, warm_up
 from simulation.profiles.generation.storage import GenerationProfile, save
 from simulation.profiles.measure.machine import this_machine
@@ -48,24 +48,8 @@ def profile_decoder(
     cores = sorted(os.sched_getaffinity(0))
     if neighbour and len(cores) < 2:
         raise ProfileError("two instances side by side need two cores, and there is one")
-    slowed: tuple[float, ...] = ALONE
-    with ExitStack() as stack:
-        first = stack.enter_context(_running(manifest, state, cpu_scale, {cores[0]} if neighbour else set(cores)))
-        decoder = first.decoder
-        warm_up(decoder, settings)
-        room = kv_tokens(_ingress_url(first.client, manifest), PAGE_TOKENS)
-        bar = stack.enter_context(Progress(console=console, transient=True))
-        tokens = sum(max(texts, 1) * length for texts, length in points(decoder, settings))
-        task = bar.add_task("measuring", total=tokens * settings.repeats)
-        samples = measure(decoder, settings, lambda what, size: bar.update(task, advance=size, description=what))
-        if neighbour:
-            other = stack.enter_context(_running(manifest, state, cpu_scale, {cores[1]}))
-            task = bar.add_task("next to a second instance", total=neighbour)
-            used_s = partial(cpu_of, first.pid)
-            turns = measure_interference(
-                decoder, other.decoder, used_s, neighbour, settings.seed, lambda _: bar.advance(task)
-            )
-            slowed = slowdown(turns)
+    samples, turns, room = _measured(manifest, state, settings, cpu_scale, cores, neighbour, console)
+    slowed = slowdown(turns) if neighbour else ALONE
     try:
         measured = replace(fit(samples, ITERATION_TOKENS, room), slowdown=slowed)
     except FitError as error:
@@ -82,6 +66,37 @@ def profile_decoder(
     if load1 > 0.5:
         click.echo(f"other programs ran meanwhile (load {load1:.1f}): measure again on an idle machine", err=True)
     click.echo(f"{out} ({len(samples)} samples); smoe lab replay {out} simulates a trace")
+
+
+def _measured(
+    manifest: Manifest,
+    state: Path,
+    settings: Settings,
+    cpu_scale: float,
+    cores: Sequence[int],
+    neighbour: int,
+    console: Console,
+) -> tuple[list[Sample], list[Turn], int]:
+    """Samples of an instance alone, its turns next to a second one (none without ``neighbour``), and the tokens that
+    its pages have room for."""
+    turns: list[Turn] = []
+    with ExitStack() as stack:
+        first = stack.enter_context(_running(manifest, state, cpu_scale, {cores[0]} if neighbour else set(cores)))
+        decoder = first.decoder
+        warm_up(decoder, settings)
+        room = kv_tokens(_ingress_url(first.client, manifest), PAGE_TOKENS)
+        bar = stack.enter_context(Progress(console=console, transient=True))
+        tokens = sum(max(texts, 1) * length for texts, length in points(decoder, settings))
+        task = bar.add_task("measuring", total=tokens * settings.repeats)
+        samples = measure(decoder, settings, lambda what, size: bar.update(task, advance=size, description=what))
+        if neighbour:
+            other = stack.enter_context(_running(manifest, state, cpu_scale, {cores[1]}))
+            task = bar.add_task("next to a second instance", total=neighbour)
+            used_s = partial(cpu_of, first.pid)
+            turns = measure_interference(
+                decoder, other.decoder, used_s, neighbour, settings.seed, lambda _: bar.advance(task)
+            )
+    return samples, turns, room
 
 
 def _report(measured: Measured, fit_errors: dict[str, float]) -> None:

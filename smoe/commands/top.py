@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -123,16 +124,13 @@ def top(
     started_s = time.time()
     builder = ViewBuilder(pipeline, "watching", started_s, settings.slo_s, controller.prices.currency)
     watch = NodeWatch(client, _managers(client, state), controller.topology.functions())
-    stop = threading.Event()
-    ticks_shown = 0
+    stop, numbers = threading.Event(), count(1)
     with View() as view:
 
         def on_tick(report: TickReport) -> None:
-            nonlocal ticks_shown
-            ticks_shown += 1
             shown = with_controller(builder.tick(report, watch.look()), seen_by_controller(client, pipeline), started_s)
             view.show(with_instances(shown, generation_of(client, pipeline)))
-            if ticks is not None and ticks_shown >= ticks:
+            if next(numbers) == ticks:
                 stop.set()
 
         try:

@@ -45,13 +45,7 @@ class Space:
     """
 
     def __init__(
-        self,
-        api: Api,
-        settings: KubernetesSettings,
-        name: str,
-        *,
-        resizes: bool,
-        changed: Callable[[], None],
+        self, api: Api, settings: KubernetesSettings, name: str, *, resizes: bool, changed: Callable[[], None]
     ) -> None:
         self.name = name
         self._api = api

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from statistics import median
 from typing import Any
@@ -85,20 +85,37 @@ def measure_passes(
                 on_step("concurrent requests", bursts_s(settings))
                 rows += _whole(measure_bursts, max(SIZES), replica.address, repeat, workers, settings, runner)
                 on_step("requests after pauses", idle_s(settings))
-                before = spent(nodes, runner.run(_metrics(replica.address)))
-                idle = _whole(measure_idle, TEXTS, replica.address, repeat, workers, settings, runner)
-                after = spent(nodes, runner.run(_metrics(replica.address)))
-                others = median(row.others_cores or 0.0 for row in idle)
-                rows += [*idle, *rows_between(before, after, node_classes(manifest), repeat, others, settings)]
+                rows += _after_pauses(manifest, replica.address, repeat, nodes, settings, runner)
     except MeasurementError as error:
         rows.append(replace(blank(0, 0, settings), feasible=False, note=str(error)[:300]))
     finally:
-        for function in reversed(functions.values()):
-            try:
-                function.remove()
-            except Exception as error:
-                log.warning("%s could not be removed: %s", function.name, error)
+        _remove(functions.values())
     return rows
+
+
+def _remove(functions: Iterable[Function]) -> None:
+    """All of them, also where one cannot be removed."""
+    for function in reversed(list(functions)):
+        try:
+            function.remove()
+        except Exception as error:
+            log.warning("%s could not be removed: %s", function.name, error)
+
+
+def _after_pauses(
+    manifest: Manifest,
+    ingress: str,
+    repeat: int,
+    nodes: Mapping[str, ReplicaCounters],
+    settings: ProfileSettings,
+    runner: asyncio.Runner,
+) -> list[Row]:
+    """Rows of requests after idle gaps to ``ingress`` (host:port), and of what each kind of node used for them."""
+    before = spent(nodes, runner.run(_metrics(ingress)))
+    rows = _whole(measure_idle, TEXTS, ingress, repeat, list(nodes.values()), settings, runner)
+    after = spent(nodes, runner.run(_metrics(ingress)))
+    others = median(row.others_cores or 0.0 for row in rows)
+    return [*rows, *rows_between(before, after, node_classes(manifest), repeat, others, settings)]
 
 
 def _functions(

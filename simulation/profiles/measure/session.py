@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -64,23 +65,18 @@ def measure_profile(
     ``gpu``: GPU shares to measure too. Raises ProfileError.
     """
     begun, load = _now(), os.getloadavg()
-    at_the_end_s = PASSES_S + settings.repeats * requests_s(settings)
-    ends_s = time.monotonic() + 60 * settings.most_minutes - at_the_end_s if settings.most_minutes else None
+    ends_s = _ends_s(settings)
     classes = node_classes(manifest)
     chosen = {entry.node: deployments[entry.node] for entry in classes}
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        bench = Bench(gateway, manifest, chosen, settings, runner)
-        try:
+        with contextlib.closing(Bench(gateway, manifest, chosen, settings, runner)) as bench:
             progress.plan("replicas and pilot", 5.0)
             bench.start()
             plan = plan_of(bench, classes, manifest, settings)
-            rows = _rows(bench, plan, [entry.node for entry in classes], settings, runner, progress, ends_s)
-        finally:
-            bench.close()
+            rows = _rows(bench, plan, list(chosen), settings, runner, progress, ends_s)
         rows += measure_passes(gateway, manifest, deployments, settings, runner, progress.step)
         if gpu is not None:
-            nodes = [entry.node for entry in classes]
-            rows += measure_gpu(gateway, manifest, deployments, nodes, gpu, runner, progress.step)
+            rows += measure_gpu(gateway, manifest, deployments, list(chosen), gpu, runner, progress.step)
     metadata = Metadata(
         pipeline=manifest.name,
         manifest_sha256=load_topology(folder).manifest_sha256,
@@ -96,6 +92,13 @@ def measure_profile(
         notes=tuple(notes),
     )
     return Profile(metadata, tuple(rows))
+
+
+def _ends_s(settings: ProfileSettings) -> float | None:
+    """When repeats of functions stop, on the monotonic clock, so that whole requests have their time; None: never."""
+    if not settings.most_minutes:
+        return None
+    return time.monotonic() + 60 * settings.most_minutes - (PASSES_S + settings.repeats * requests_s(settings))
 
 
 def measure_requests(

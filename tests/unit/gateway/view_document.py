@@ -53,9 +53,7 @@ def decision(time_s: float, name: str, before: int, after: int, reason: str, **m
     return {**known, **more}
 
 
-def document(end_s: float, layers: int = 6, experts: int = 4, seed: int = 7, **more: Any) -> dict[str, Any]:
-    """The state after 120 windows of 5 s that end at ``end_s``; one window missed its SLO of 120 ms."""
-    draw = random.Random(seed)
+def nodes_of(draw: random.Random, layers: int, experts: int) -> list[dict[str, Any]]:
     nodes = [node("ingress", "ingress", None, None, latency_p95_s=0.1)]
     for i in range(layers + 1):
         p95_s = draw.uniform(0.004, 0.012)
@@ -76,7 +74,11 @@ def document(end_s: float, layers: int = 6, experts: int = 4, seed: int = 7, **m
                 "ready_replicas": replicas,
             }
             nodes.append(node(f"expert-{i}-{j}", "expert", i, j, **load))
-    history = [
+    return nodes
+
+
+def history_until(end_s: float, draw: random.Random) -> list[dict[str, Any]]:
+    return [
         {
             "end_s": end_s - 5 * (119 - i),
             "p95_s": None if i < 3 else 0.075 + 0.03 * math.sin(i / 11) + draw.uniform(0, 0.015) + (i == 70) * 0.05,
@@ -85,13 +87,20 @@ def document(end_s: float, layers: int = 6, experts: int = 4, seed: int = 7, **m
         }
         for i in range(120)
     ]
+
+
+def document(end_s: float, layers: int = 6, experts: int = 4, seed: int = 7, **more: Any) -> dict[str, Any]:
+    """The state after 120 windows of 5 s that end at ``end_s``; one window missed its SLO of 120 ms."""
+    draw = random.Random(seed)
+    nodes = nodes_of(draw, layers, experts)
+    history = history_until(end_s, draw)
     decisions = [
         decision(end_s - 65, "expert-2-1", 2, 1, "cpu 0.11 of target 0.8 for 300 s", limits_hit=["cool-down"]),
         decision(end_s - 40, "expert-0-3", 1, 3, "concurrency 0.93 over target 0.7"),
         decision(end_s - 15, "segment-4", 1, 2, "cpu 0.97 over target 0.8", result="failed"),
         decision(end_s - 5, "expert-5-0", 2, 4, "concurrency 1.31 over target 0.7", limits_hit=["replicas_max"]),
     ]
-    document = {
+    return {
         "version": 1,
         "pipeline": "minilm",
         "layers": layers,
@@ -116,5 +125,5 @@ def document(end_s: float, layers: int = 6, experts: int = 4, seed: int = 7, **m
         "nodes": nodes,
         "history": history,
         "decisions": decisions,
+        **more,
     }
-    return {**document, **more}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,30 @@ def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
 def write(model: Any, path: Path, *, kind: GGMLQuantizationType = Q8_0, **keys: Any) -> Path:
     """The model's GGUF file, matrices quantised as ``kind``; ``keys`` add to its keys or replace them
     (None: left out)."""
-    c = model.config
     writer = GGUFWriter(path, "llama", use_temp_file=False)
     writer.add_string("general.name", "tiny")
-    values = {
+    for key, value in _keys(model.config, keys).items():
+        if isinstance(value, str):
+            writer.add_string(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        elif value is not None:
+            writer.add_uint32(key, value)
+    writer.add_token_list(WORDS)
+    writer.add_token_types([3] * 3 + [1] * (len(WORDS) - 3))
+    writer.add_token_merges(MERGES)
+    for name, weight in _weights(model):
+        used = F32 if weight.ndim == 1 else kind
+        writer.add_tensor(name, weight if used is F32 else quantize(weight, used), raw_dtype=used)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _keys(c: Any, keys: dict[str, Any]) -> dict[str, Any]:
+    return {
         "llama.embedding_length": c.hidden_size,
         "llama.feed_forward_length": c.intermediate_size,
         "llama.block_count": c.num_hidden_layers,
@@ -47,16 +68,11 @@ def write(model: Any, path: Path, *, kind: GGMLQuantizationType = Q8_0, **keys: 
         "tokenizer.chat_template": TEMPLATE,
         **{key.replace("__", "."): value for key, value in keys.items()},
     }
-    for key, value in values.items():
-        if isinstance(value, str):
-            writer.add_string(key, value)
-        elif isinstance(value, float):
-            writer.add_float32(key, value)
-        elif value is not None:
-            writer.add_uint32(key, value)
-    writer.add_token_list(WORDS)
-    writer.add_token_types([3] * 3 + [1] * (len(WORDS) - 3))
-    writer.add_token_merges(MERGES)
+
+
+def _weights(model: Any) -> Iterator[tuple[str, np.ndarray]]:
+    """Under llama.cpp's names."""
+    c = model.config
     names = {f"{theirs}.weight": f"{ours}.weight" for ours, theirs in WHOLE.items()}
     for layer in range(c.num_hidden_layers):
         names |= {
@@ -68,10 +84,4 @@ def write(model: Any, path: Path, *, kind: GGMLQuantizationType = Q8_0, **keys: 
         weight = tensor.numpy()
         for part, heads in (("q_proj", c.num_attention_heads), ("k_proj", c.num_key_value_heads)):
             weight = interleaved(weight, heads) if part in name else weight
-        used = F32 if weight.ndim == 1 else kind
-        writer.add_tensor(names[name], weight if used is F32 else quantize(weight, used), raw_dtype=used)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+        yield names[name], weight
