@@ -124,7 +124,9 @@ def desired_replicas(saturation: float, provisioned: int, ready: int, settings: 
     """The guide's piecewise law, its step 2.
 
     Worked examples at 0.55 and 0.4: 4 replicas, all ready, at 0.825 become 6; with 3 of them ready (0.825 · 3/4 =
-    0.619) 5; at 0.2 they become 2; between the thresholds 4 stay 4.
+    0.619) 5; at 0.2 they become 2; between the thresholds 4 stay 4. With one of 4 ready 0.825 asks for 2: that is the
+    guide's formula, against its own words that only the signal as measured takes replicas away; the HPA's window over
+    the past, which still holds what was asked for when they were added, keeps them.
     """
     if saturation > settings.up_threshold:
         # What is starting will carry a part of the load, though the signal does not show it yet.

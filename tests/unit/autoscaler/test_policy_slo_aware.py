@@ -20,6 +20,7 @@ SETTINGS = SloAwareSettings(1.0)
     [
         (0.825, 4, 4, 6),
         (0.825, 4, 3, 5),
+        (0.825, 4, 1, 2),  # fewer: see desired_replicas
         (0.825, 4, 0, 6),
         (2.0, 3, 3, 11),
         (0.56, 3, 3, 4),

@@ -115,6 +115,7 @@ async def test_a_burst_opens_the_standbys_of_all_functions_by_one_report(scene: 
     assert len(scene.dispatcher.replicas("g")) == 3
     assert b"POST /system/replicas " in scene.gateway.heads[0] and b"Bearer secret" in scene.gateway.heads[0]
     (opening,) = scene.bursts.openings
+    assert opening.functions == 2
     assert opening.open_s is not None and opening.open_s > 0 and opening.first_call_s is None
 
 

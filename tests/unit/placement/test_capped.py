@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba import njit
 
 from benchmarks.placement.activations import Activations
 from benchmarks.placement.oracles import coactivation_load, token_load
 from benchmarks.placement.peers import balanced
 from placement.janus import Nodes, place
 from placement.layout import Held, check, copies, once
+from placement.levelled import Layout, even_out
 from tests.parameters import examples
 from tests.unit.placement.conftest import Known
 
@@ -97,6 +99,19 @@ def test_much_effort_ends_at_the_least_load_that_any_layout_of_the_same_tokens_h
         if len(set(itertools.chain(*chosen))) == 5:
             best = min(best, max(float(together[0][pair]) if len(pair) == 2 else 0.0 for pair in chosen))
     assert pairs(placed.held, Activations(load, together)).max() == best
+
+
+@njit
+def evened(layout: Layout, limit: float) -> float:
+    """Only compiled code can call it."""
+    return even_out(layout, limit)
+
+
+def test_the_fullest_node_gives_what_leaves_the_fuller_of_both_least_tokens() -> None:
+    held, load = np.array([[0, 1], [2, 3]], dtype=np.int32), np.array([7.0, 3.0])
+    layout = Layout(held, np.ones(4, dtype=np.int32), np.array([4.0, 3.0, 2.0, 1.0]), load, np.zeros((2, 2)), load * 0)
+    assert evened(layout, 5.0) == 5.0
+    assert held.tolist() == [[2, 1], [0, 3]] and load.tolist() == [5.0, 5.0]
 
 
 def test_an_expert_that_eplb_puts_twice_on_a_node_stands_there_once() -> None:

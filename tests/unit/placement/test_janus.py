@@ -205,6 +205,11 @@ def test_too_few_slots_is_an_infeasible_instance() -> None:
         place(stats.tokens, stats.together, Nodes(2, 4))
 
 
+def test_slots_that_no_further_replica_may_take_stay_free() -> None:
+    held = place(np.array([[2.0, 1.0]]), None, Nodes(2, 3), objective="tokens").held
+    assert sorted(held[0, 0].tolist()) == sorted(held[0, 1].tolist()) == [-1, 0, 1]
+
+
 def test_replica_count_that_fits_nowhere_is_infeasible_for_the_exact_search() -> None:
     with pytest.raises(InfeasibleError):
         least_pairs(np.array([3, 1]), np.zeros((2, 2)), nodes=2, slots=2)

@@ -17,6 +17,7 @@ from gateway.client.client import GatewayClient
 from smoe.cli import cli
 from smoe.commands import demo
 from smoe.load import Capacity
+from smoe.parity import Parity
 from smoe.report import kept
 from smoe.scaled_replay import ScaledReplay
 from traces.model import Trace
@@ -95,6 +96,11 @@ def test_a_policys_settings_come_from_its_file_next_to_what_a_core_is_here(tmp_p
     file.write_text("standbys = 5.0")
     settings = demo.RunSettings(pipeline="minilm", state=tmp_path, data=None, policy="staffing", policy_file=file)
     assert settings.policy_settings == {"cpu_scale": settings.cpu_scale, "standbys": 5.0}
+
+
+def test_how_long_a_prompt_takes_is_shown_in_milliseconds() -> None:
+    shown = demo._parity_line(Parity(8, 1e-6, 2.0, 3.0, 4.0, warm_up_passes=20, measured_passes=10, warm=True))
+    assert "takes 2000 ms through" in shown and "began at 4000 ms)" in shown and "3000 ms whole" in shown
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, 16.0), (3.0, 3.0)], ids=["by capacity", "as asked for"])

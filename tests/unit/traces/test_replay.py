@@ -15,8 +15,8 @@ from aiohttp import web
 from traces.errors import ReplayError, TraceError
 from traces.generate import synthetic
 from traces.model import make_trace
-from traces.replay import ReplaySettings, check, judge, replay
-from traces.results import CSV_COLUMNS, CsvSink, percentiles, read_records
+from traces.replay import Progress, ReplaySettings, check, judge, replay
+from traces.results import CSV_COLUMNS, CsvSink, RequestRecord, percentiles, read_records
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -183,6 +183,16 @@ async def test_a_stop_ends_with_the_records_so_far() -> None:
         result = await replay(trace, texts, ReplaySettings(url=url, grace_s=0.1), stop=stop)
     assert [record.outcome for record in result.records] == ["ok", "ok", "cancelled"]
     assert not result.summary["complete"] and result.summary["planned"] == 4 and result.summary["failed"] == 0
+
+
+def test_what_is_shown_of_the_last_seconds_is_of_answers_that_came_in_them() -> None:
+    progress = Progress(planned=4)
+    sent = ((1.0, 0.5, "ok"), (11.0, 0.2, "ok"), (12.0, 0.3, "server_error"), (None, None, "no_connection"))
+    for number, (sent_s, latency_s, outcome) in enumerate(sent):
+        progress.add(RequestRecord(number, 0.0, sent_s, latency_s, outcome, None, None, 1, 1, str(number), None))
+    progress.elapsed_s = 15.0
+    shown = progress.recent_latency_s(10.0)
+    assert shown is not None and set(shown.values()) == {0.2}
 
 
 async def test_speed_compresses_the_schedule() -> None:

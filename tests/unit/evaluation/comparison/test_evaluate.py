@@ -172,6 +172,9 @@ def test_every_window_is_in_a_table_with_its_costs_and_its_decisions_seconds(
         assert sum(float(row["provisioned_experts"]) for row in own) == pytest.approx(simulated["provisioned_experts"])
         assert sum(row["violated"] == "true" for row in own) == simulated["violated_windows"]
         assert all(float(row["decision_s"]) > 0 for row in own)
+        over = [max(0.0, float(row["p95_s"]) - simulated["slo_s"]) for row in own if row["p95_s"]]
+        assert simulated["mean_excess"] * simulated["slo_s"] * len(over) == pytest.approx(sum(over))
+    assert any(one.get("violated_windows") for one in summaries), "or nothing is said of an excess"
 
 
 def test_the_report_says_which_policies_nobody_tuned(

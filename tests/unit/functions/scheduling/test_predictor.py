@@ -16,6 +16,12 @@ def test_a_quadratic_is_fitted_exactly_where_the_times_are_one() -> None:
     assert model.seconds(2000) == pytest.approx(0.01 + 0.4 + 0.012)
 
 
+def test_a_curve_that_rises_over_all_measured_lengths_is_kept_though_it_would_rise_again_below_them() -> None:
+    lengths = [100, 200, 400, 800]
+    model = fit_prefill(lengths, [1.0 - 1e-3 * n + 1e-5 * n * n for n in lengths])  # least at 50
+    assert model.seconds(600) == pytest.approx(1.0 - 0.6 + 3.6)
+
+
 def test_a_fit_that_dips_below_zero_predicts_no_time() -> None:
     assert fit_prefill([100, 200, 300], [0.0, 0.1, 0.2]).seconds(1) == 0.0
 

@@ -170,6 +170,22 @@ def test_windows_of_a_log_are_rewarded_as_simulated_ones_of_that_pipeline(
     assert rewards == pytest.approx([-one / reference for one in cost], rel=1e-5)
 
 
+def test_a_log_is_learnt_from_however_small_its_costs_are_but_not_where_there_are_none(
+    logged: tuple[Path, Encoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(online, "FEWEST", 3)
+    folder, encoder = logged
+    window = online.windows_of(folder, encoder)[0]
+    for each, mean in ((1e-6, 1.5e-6), (0.0, None)):
+        costs = [np.full_like(window.provisioned, each * times / window.provisioned.size) for times in (1, 2)]
+        windows = online.Logged("bert-4", tuple(replace(window, provisioned=cost) for cost in costs), encoder, 30.0)
+        if mean is not None:
+            assert online.mean_cost(windows, busy=False) == pytest.approx(mean)
+        else:
+            with pytest.raises(TrainingError, match="cost nothing"):
+                online.mean_cost(windows, busy=False)
+
+
 def test_a_log_of_another_pipeline_of_the_same_name_or_of_other_prices_is_refused(
     logged: tuple[Path, Encoder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
