@@ -24,8 +24,8 @@ import uvloop
 import waitress
 
 from functions import applications
-from functions.serving import live_settings
-from functions.serving.connection import set_deadline
+from functions.serving import heap, live_settings
+from functions.serving.connection import no_room_reply, set_deadline
 from functions.serving.server import FunctionServer, ServerSettings
 from functions.serving.settings import FunctionSettings, SettingsError, from_environment
 from functions.serving.starting import Starting, become_ready
@@ -65,11 +65,14 @@ class FunctionApp(flask.Flask):
         self._tasks = [
             asyncio.run_coroutine_threadsafe(work, self._loop)
             for work in (
-                become_ready(self.server, settings, lambda provided: applications.build(provided, self._loop)),
+                become_ready(
+                    self.server, settings, lambda provided: applications.build(provided, self._loop, bounds=bounds)
+                ),
                 live_settings.follow(settings, self.server),
             )
         ]
         self.config["MAX_CONTENT_LENGTH"] = self.server.settings.max_body_bytes
+        self._holding = threading.Lock()
         self.register_error_handler(413, self._too_large)
         for rule in ("/", "/<path:path>"):
             self.add_url_rule(rule, "answer", self._answer, methods=METHODS, provide_automatic_options=False)
@@ -100,6 +103,21 @@ class FunctionApp(flask.Flask):
             await asyncio.wait(cancelled, timeout=CLOSE_S)
 
     def _answer(self, path: str = "") -> flask.Response:
+        """Any request whose body there is room for."""
+        size = flask.request.content_length or 0
+        if size > self.server.settings.max_body_bytes:
+            return self._too_large()
+        with self._holding:
+            held = self.server.hold(size)
+        if not held:
+            return self._response(no_room_reply())
+        try:
+            return self._asked(path)
+        finally:
+            with self._holding:
+                self.server.let_go(size)
+
+    def _asked(self, path: str) -> flask.Response:
         """Any request: to the application's loop, and wait for its one answer."""
         sent = flask.request
         headers = {name.lower(): value for name, value in sent.headers.items()}
@@ -158,7 +176,7 @@ class FunctionApp(flask.Flask):
                 self._loop.call_soon_threadsafe(request.abandon)
             self._loop.call_soon_threadsafe(reply.ended)
 
-    def _too_large(self, error: Exception) -> flask.Response:
+    def _too_large(self, error: Exception | None = None) -> flask.Response:
         limit = self.server.settings.max_body_bytes
         message = f"the body is larger than {limit} bytes"
         return self._response(error_reply(413, "too_large", message, platform=False))
@@ -190,6 +208,7 @@ def serve(app: FunctionApp, host: str, port: int, threads: int) -> None:
 def main() -> int:
     """Run from the environment: ``smoe_upstream_port`` (5000) behind the watchdog, ``smoe_threads`` (32)."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    heap.give_back_large_blocks()
     try:
         for name, value in _PROCESS.items():
             os.environ.setdefault(name, value)

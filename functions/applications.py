@@ -12,16 +12,21 @@ from typing import TYPE_CHECKING
 from functions.dispatch.resolvers import FeedResolver, Resolver, TemplateResolver
 from functions.serving import expert_nodes
 from functions.serving.relay import Relay
+from functions.serving.server import ServerSettings
 from functions.serving.settings import FunctionSettings, SettingsError
 from functions.serving.weights import provide
 from functions.wire.messages import Application
 from moe.grouping import group
-from moe.manifest import Manifest, load
+from moe.manifest import Manifest, Node, load
 
 if TYPE_CHECKING:
     from moe.tokenize import TextTokenizer
 
 log = logging.getLogger(__name__)
+INGRESS_BODY_BYTES = 8 * 1024 * 1024
+"""A body of JSON costs up to 24 times its bytes while it is read."""
+SMALL_BODY_BYTES = 2 * 1024 * 1024
+"""For what is no tensor of tokens: headers, tables of replicas, messages that measure a link."""
 
 
 def build(
@@ -29,13 +34,17 @@ def build(
     loop: asyncio.AbstractEventLoop,
     manifest: Manifest | None = None,
     tokenizer: TextTokenizer | None = None,
+    bounds: ServerSettings | None = None,
 ) -> Application:
-    """``manifest``, ``tokenizer``: the pipeline's, where they have been read already. Fetches a pipeline that is
+    """``manifest``, ``tokenizer``: the pipeline's, where they have been read already. ``bounds``: of the server, which
+    then takes bodies of the application's size. Fetches a pipeline that is
     elsewhere; an ingress begins to follow its replicas. Call on the running loop. Raises SettingsError or
     ManifestError."""
     if settings.pipeline_address is not None:
         settings = provide(settings, prove=False)
     manifest = manifest or load(settings.pipeline_dir, verify=False, trusted=True)
+    if bounds is not None:
+        bound_bodies(bounds, manifest, settings)
     if settings.is_ingress:
         from functions.ingress.handler import Ingress
 
@@ -49,6 +58,26 @@ def build(
     where = f"{weights / 2**20:.1f} MiB of weights on the {settings.device.kind}"
     log.info("%s of %s: %s, %s", names, manifest.name, where, _slots(settings))
     return application
+
+
+def bound_bodies(bounds: ServerSettings, manifest: Manifest, settings: FunctionSettings) -> None:
+    """Bodies of one call and of all together: of texts for an ingress, of ``smoe_max_tokens`` for other functions,
+    whose memory holds each token twice (Eq. 2)."""
+    if settings.is_ingress:
+        bounds.max_body_bytes, bounds.max_held_bytes = INGRESS_BODY_BYTES, 8 * INGRESS_BODY_BYTES
+    elif settings.max_tokens:
+        nodes = [node for node in manifest.nodes if node.id in settings.nodes]
+        came, both_ways = (
+            settings.max_tokens * max((each(node) for node in nodes), default=0)
+            for each in (_bytes_in, lambda node: 2 * (_bytes_in(node) + node.bytes_out_per_token))
+        )
+        bounds.max_body_bytes = min(bounds.max_body_bytes, came + SMALL_BODY_BYTES)
+        bounds.max_held_bytes = max(both_ways, bounds.max_body_bytes)
+
+
+def _bytes_in(node: Node) -> int:
+    """A token's, with the numbers of its text where each token is one: length, sequence, start, parent."""
+    return node.bytes_in_per_token + 4 * 8
 
 
 def _of_nodes(manifest: Manifest, settings: FunctionSettings, loop: asyncio.AbstractEventLoop) -> Application:
@@ -71,7 +100,7 @@ def relaying(application: Application, settings: FunctionSettings, loop: asyncio
     """A worker's application, with the relaying stage where it serves experts."""
     if not any(node_id.startswith("expert-") for node_id in settings.nodes):
         return application
-    return Relay(application, loop, settings.caller_key())
+    return Relay(application, loop, settings.caller_key(), settings.max_tokens)
 
 
 def resolver_for(settings: FunctionSettings, manifest: Manifest) -> Resolver:

@@ -19,7 +19,7 @@ import uvloop
 
 from functions import applications, rehearsal
 from functions.ingress import handler as _preloaded_ingress  # noqa: F401 (forked workers share what is imported here)
-from functions.serving import live_settings
+from functions.serving import heap, live_settings
 from functions.serving import nodes as _preloaded_nodes  # noqa: F401
 from functions.serving.server import FunctionServer, ServerSettings
 from functions.serving.settings import FunctionSettings, SettingsError, from_environment
@@ -60,6 +60,7 @@ def prepare(environ: Mapping[str, str]) -> Callable[[Mapping[str, str], socket.s
 
 
 def _runner() -> asyncio.Runner:
+    heap.give_back_large_blocks()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     torch.set_num_threads(1)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads would not survive a fork
@@ -74,8 +75,8 @@ async def _serve(
 ) -> None:
     loop = asyncio.get_running_loop()
     manifest, tokenizer = (preloaded.manifest, preloaded.tokenizer) if preloaded else (None, None)
-    application = applications.build(settings, loop, manifest, tokenizer)
     limits = ServerSettings(settings.max_inflight, drain_s=settings.write_timeout_s, caller_key=settings.caller_key())
+    application = applications.build(settings, loop, manifest, tokenizer, limits)
     server = FunctionServer(application, limits)
     stop = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stop.set)

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+PEAK_TOKENS = 8192
+"""P of Eq. (2): tokens that calls under way in one replica hold together. Deployments size memory for it, and functions
+take no more at once."""
+
 LIMIT_MIN_MB = 128
 LIMIT_STEP_MB = 64
 """Memory limits are 128 MiB and steps of 64 MiB above, as in the paper's configuration space."""

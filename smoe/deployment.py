@@ -25,13 +25,16 @@ from platform_words.labels import (
     SCALE_MAX,
     SCALE_MIN,
 )
-from platform_words.memory import FORKED, LIMIT_MIN_MB, LIMIT_STEP_MB, RuntimeMemory
+from platform_words.memory import FORKED, LIMIT_MIN_MB, LIMIT_STEP_MB, PEAK_TOKENS, RuntimeMemory
 from platform_words.resources import GPU
 from smoe import __version__
 
 MIB = 1024 * 1024
 GPU_PROFILE = "smoe-gpu"
 IMAGE = f"smoe/function:{__version__}"
+INGRESS_ROWS = 40
+"""Hidden states that a token on its way costs the ingress at most: 8192 tokens in eight passes at once took 428 MiB of
+the default pipeline's, of which 30 are its own."""
 REQUEST_MILLICORES = 25
 """Below every limit (0.05 of a core at least), so that no live change meets Kubernetes' rule that a pod keeps its class
 of service."""
@@ -67,10 +70,10 @@ class DeploymentSettings:
     gpu_runtime_mib: int = 2048
     """The same with a CUDA context, whose libraries the worker has in memory; an assumption, not measured here."""
     ingress_call_mib: float = 1.0
-    """Memory of the ingress for each of ``ingress_concurrency`` requests: long texts may come together, and an ingress
-    beyond its limit is killed with all its requests."""
-    peak_tokens: int = 8192
-    """P of Eq. (2): most tokens in flight at once in one replica."""
+    """Memory of the ingress for each of ``ingress_concurrency`` requests, where ``peak_tokens`` on their way take no
+    more: an ingress beyond its limit is killed with all its requests."""
+    peak_tokens: int = PEAK_TOKENS
+    """P of Eq. (2): most tokens in flight at once in one replica, which takes no more (``smoe_max_tokens``)."""
     memory_share: float = 0.9
     """alpha of Eq. (2): the part of the limit that may be used."""
     kv_mib: int = 64
@@ -177,6 +180,7 @@ def _base(
         "smoe_pipeline": manifest.name if not settings.weights_from else f"{settings.weights_from}/{manifest.name}",
         "smoe_nodes": nodes,
         "max_inflight": str(concurrency),
+        "smoe_max_tokens": str(settings.peak_tokens),
         "write_timeout": f"{settings.write_timeout_s}s",
         **settings.extra_environment,
     }
@@ -204,7 +208,10 @@ def _base(
 
 def _ingress(manifest: Manifest, settings: DeploymentSettings) -> dict[str, Any]:
     concurrency, cores = settings.ingress_concurrency, settings.ingress_cpu_cores
-    memory_mib = _step_mib(settings.runtime.ingress_mb + settings.ingress_call_mib * concurrency, settings)
+    row_bytes = max(node.bytes_in_per_token for node in manifest.nodes if node.kind == "expert")
+    passes_mib = settings.peak_tokens * INGRESS_ROWS * row_bytes / MIB
+    calls_mib = max(settings.ingress_call_mib * concurrency, passes_mib)
+    memory_mib = _step_mib(settings.runtime.ingress_mb + calls_mib, settings)
     deployment = _base(manifest, manifest.name, "ingress", concurrency, cores, memory_mib, settings)
     deployment["envVars"]["smoe_address_template"] = settings.address_template
     if settings.schedule != "colocated" and manifest.task == "causal-lm":

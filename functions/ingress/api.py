@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 
 from functions.wire.arrays import Array, Arrays, as_float32
-from functions.wire.errors import BadInputError
+from functions.wire.errors import BadInputError, TooLargeError
 from functions.wire.format import MAX_BYTES
 from moe.manifest import Manifest
 
@@ -93,8 +93,14 @@ def generation_answer(model: str, outputs: list[dict[str, Any]], logits: Array |
     return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def check_size(manifest: Manifest, lengths: list[int]) -> None:
-    """Refuse what would not fit one message between functions. Raises BadInputError."""
+def check_size(manifest: Manifest, lengths: list[int], most_in_text: int) -> None:
+    """Refuse what would not fit into the answer's memory, and a text of more tokens than a function takes at once
+    (``most_in_text``; 0: any number). Raises BadInputError, TooLargeError."""
+    if most_in_text and max(lengths) > most_in_text:
+        raise TooLargeError(
+            f"a text has {max(lengths)} tokens; the functions of this deployment take at most {most_in_text} at once "
+            "(smoe_max_tokens)"
+        )
     numbers = manifest.architecture.get("encoder", manifest.architecture)
     per_token = 2 * 4 * int(numbers["hidden_size"]) + 12 * manifest.router.calls
     most = (MAX_BYTES - 4096) // per_token

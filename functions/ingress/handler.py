@@ -85,7 +85,7 @@ class Ingress:
         self._openai: OpenAiApi | None = None
         template = manifest.tokenizer.chat_template
         self._template = ChatTemplate(settings.pipeline_dir / template, self.tokenizer) if template else None
-        self._limits = (settings.max_passes, settings.queue_limit)
+        self._limits = (settings.max_passes, settings.queue_limit, settings.max_tokens)
         self._tasks: set[asyncio.Task[None]] = set()
         self._following: list[asyncio.Task[None]] = []
 
@@ -177,7 +177,7 @@ class Ingress:
 
     async def _embed(self, ids: Texts, request: Request) -> Arrays:
         """An encoder's pass for ``/v1/embeddings``. Raises CallError."""
-        api.check_size(self.manifest, [len(text) for text in ids])
+        api.check_size(self.manifest, [len(text) for text in ids], self._limits[2])
         return await self._run(ids, None, self._context(request))
 
     def _context(self, request: Request) -> PassContext:
@@ -220,7 +220,7 @@ class Ingress:
         except MoeError as error:
             raise BadInputError(str(error)) from None
         lengths = [len(text) for text in ids]
-        api.check_size(self.manifest, lengths)
+        api.check_size(self.manifest, lengths, self._limits[2])
         context = self._context(request)
         if self.manifest.task == "embedding":
             reply = await self._run(ids, None, context)

@@ -5,6 +5,10 @@ takes its share of them (up to ``MAX_PACKED_TOKENS``): an idle pipeline answers 
 On a machine with few cores this multiplies throughput, since a pass costs thirty calls whatever it carries; where every
 function has cores of its own, many passes at once are better and the setting stays 0: no limit.
 
+A request of many tokens goes through in parts of at most ``MAX_PACKED_TOKENS``, one after the other, and passes under
+way hold at most ``smoe_max_tokens`` together, so that neither a large request nor many of them cost the ingress and the
+functions more memory than they have.
+
 Clients that were answered together ask again together, but not in the same instant. So that the first of them does not
 get a pass of its own while the others wait for the end of the next, requests fewer than a running pack holds wait up to
 ``GATHER_S`` for others.
@@ -14,17 +18,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from functions.ingress.calls import PassContext
+from functions.ingress.room import TokenRoom
 from functions.wire.arrays import Arrays
 from functions.wire.errors import CallError, DeadlineError, NodeRefusedError, OverloadedError
 
 MAX_PACKED_TOKENS = 1024
+"""Most tokens of a pass, but for a longer text, which nothing can divide."""
+HELD_PASSES = 16
+"""Requests hold at most so many times the tokens of passes under way, those that wait included; further ones get
+429."""
 GATHER_S = 0.005
 """How long a request may wait for further requests while other passes run: short compared with a pass."""
 _PER_TEXT = ("embedding", "logits")
@@ -45,14 +54,18 @@ class _Member:
 
     @property
     def tokens(self) -> int:
-        return sum(map(len, self.ids))
+        return _tokens(self.ids)
 
 
 class PassQueue:
     """Runs passes for requests, at most ``limit`` at once (0: each request at once, on its own)."""
 
-    def __init__(self, run: RunPass, limit: int, queue_limit: int) -> None:
-        self._run = run
+    def __init__(self, run: RunPass, limit: int, queue_limit: int, max_tokens: int = 0) -> None:
+        """``max_tokens``: of all passes at once; 0: no limit."""
+        self._run_pass = run
+        self._most = min(MAX_PACKED_TOKENS, max_tokens or MAX_PACKED_TOKENS)
+        self._room = TokenRoom(max_tokens, queue_limit) if max_tokens else None
+        self._held, self._most_held = 0, HELD_PASSES * max_tokens
         self._limit = limit
         self._queue_limit = queue_limit
         self._loop = asyncio.get_running_loop()
@@ -64,6 +77,19 @@ class PassQueue:
 
     async def run(self, ids: Texts, answers: Texts | None, context: PassContext) -> Arrays:
         """The last segment's reply for these texts alone. ``answers`` are the decoder's tokens. Raises CallError."""
+        size = _tokens(ids) + _tokens(answers or ())
+        if self._held and self._most_held and self._held + size > self._most_held:
+            raise OverloadedError(f"requests of {self._held} tokens wait or are computed; try again later")
+        self._held += size
+        try:
+            replies = [await self._part(*part, context) for part in in_parts(ids, answers, self._most)]
+        finally:
+            self._held -= size
+        if len(replies) == 1:
+            return replies[0]
+        return {name: np.concatenate([reply[name] for reply in replies]) for name in replies[0]}
+
+    async def _part(self, ids: Texts, answers: Texts | None, context: PassContext) -> Arrays:
         if not self._limit:
             return await self._run(packed(ids, answers), context)
         if len(self._waiting) >= self._queue_limit:
@@ -76,6 +102,17 @@ class PassQueue:
             return await member.reply
         finally:
             timer.cancel()
+
+    async def _run(self, inputs: Arrays, context: PassContext) -> Arrays:
+        """A pass, once there is room for its tokens."""
+        if self._room is None:
+            return await self._run_pass(inputs, context)
+        size = sum(len(inputs[name]) for name in ("token_ids", "decoder_token_ids") if name in inputs)
+        taken = await self._room.take(size, context.deadline_s)
+        try:
+            return await self._run_pass(inputs, context)
+        finally:
+            self._room.give(taken)
 
     def _begin(self) -> None:
         while self._waiting and len(self._running) < self._limit and not self._waits_for_more():
@@ -153,6 +190,18 @@ class PassQueue:
         return unpacked(reply, members)
 
 
+def in_parts(ids: Texts, answers: Texts | None, most: int) -> Iterator[tuple[Texts, Texts | None]]:
+    """The texts in order, in parts of at most ``most`` tokens or of one text."""
+    begin = tokens = 0
+    for end, text in enumerate(ids):
+        size = len(text) + (len(answers[end]) if answers is not None else 0)
+        if end > begin and tokens + size > most:
+            yield ids[begin:end], None if answers is None else answers[begin:end]
+            begin, tokens = end, 0
+        tokens += size
+    yield ids[begin:], None if answers is None else answers[begin:]
+
+
 def packed(ids: Texts, answers: Texts | None) -> Arrays:
     """The pass's inputs: ``token_ids [T]`` and ``lengths [B]``, with ``answers`` also the decoder's."""
     arrays = _packed(ids)
@@ -170,6 +219,10 @@ def unpacked(reply: Arrays, members: Sequence[_Member]) -> list[Arrays]:
         for part, piece in zip(parts, np.split(array, texts if name in _PER_TEXT else tokens), strict=True):
             part[name] = piece
     return parts
+
+
+def _tokens(texts: Texts) -> int:
+    return sum(map(len, texts))
 
 
 def _packed(ids: Texts) -> Arrays:

@@ -29,6 +29,10 @@ log = logging.getLogger(__name__)
 MAX_HEADER_BYTES = 64 * 1024
 MAX_PIPELINED = 8
 """Requests read ahead on one connection; beyond that it is not read until replies are out."""
+LINGER_S = 2.0
+"""A refused client may go on sending for so long."""
+TAKEN_WITHIN_S = 60.0
+"""A client that does not take a reply for this long is cut off: what it leaves here is memory."""
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 
 
@@ -46,6 +50,11 @@ class Connection(asyncio.Protocol):
         self._headers: dict[str, str] = {}
         self._header_bytes = 0
         self._body = bytearray()
+        self._held_bytes = 0
+        """Bodies, from their arrival to the reply."""
+        self._unsent_bytes = 0
+        """What the client has not taken yet of replies."""
+        self._untaken: asyncio.TimerHandle | None = None
         self._refused: Reply | None = None
         self._current: Request | None = None
         self._receiving = False
@@ -67,9 +76,13 @@ class Connection(asyncio.Protocol):
         if self._streaming is not None:
             self._streaming.cancel()
         self._queue.clear()
+        self._taken()
+        self._let_go(self._held_bytes)
         self._server.closed(self)
 
     def data_received(self, data: bytes) -> None:
+        if self._refused is not None:
+            return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -91,10 +104,28 @@ class Connection(asyncio.Protocol):
         """The client does not read its replies: take no more requests from it, and no more of a stream."""
         self._writable.clear()
         self._pause_reading()
+        self._untaken = self._loop.call_later(TAKEN_WITHIN_S, self._cut_off)
 
     def resume_writing(self) -> None:
         self._writable.set()
+        self._taken()
         self._resume_reading()
+
+    def _cut_off(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _taken(self) -> None:
+        """Nothing of a reply is left here."""
+        if self._untaken is not None:
+            self._untaken.cancel()
+            self._untaken = None
+        self._server.let_go(self._unsent_bytes)
+        self._unsent_bytes = 0
+
+    def _let_go(self, size: int) -> None:
+        self._held_bytes -= size
+        self._server.let_go(size)
 
     def _pause_reading(self) -> None:
         if not self._paused and self._transport is not None and not self._transport.is_closing():
@@ -108,7 +139,12 @@ class Connection(asyncio.Protocol):
 
     def _fail(self, status: int, code: str, message: str) -> None:
         """Answer once, after the replies that are due, and close: the rest of the stream cannot be understood."""
-        self._refused = error_reply(status, code, message, platform=False)
+        self._refuse(error_reply(status, code, message, platform=False))
+
+    def _refuse(self, reply: Reply) -> None:
+        self._refused = reply
+        self._let_go(len(self._body))
+        self._body = bytearray()
         self._queue.append(self._refused)
         self._next()
 
@@ -134,9 +170,13 @@ class Connection(asyncio.Protocol):
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, data: bytes) -> None:
-        self._body += data
-        if len(self._body) > self._server.settings.max_body_bytes:
+        if len(self._body) + len(data) > self._server.settings.max_body_bytes:
             self._too_large()
+        if not self._server.hold(len(data)):
+            self._refuse(no_room_reply())
+            raise ValueError("no room")
+        self._held_bytes += len(data)
+        self._body += data
 
     def on_message_complete(self) -> None:
         if self._refused is not None:
@@ -189,8 +229,11 @@ class Connection(asyncio.Protocol):
 
     def _serve(self, request: Request, keep_alive: bool) -> None:
         self._current = request
+        size = len(request.body)
 
         def answer(reply: Reply) -> None:
+            if self._held_bytes:  # else the connection is gone, which let go of everything
+                self._let_go(size)
             keep = keep_alive and (bool(self._queue) or not self._server.draining)
             if reply.stream is not None:
                 self._streaming = self._loop.create_task(self._stream(reply, request.request_id, keep))
@@ -214,9 +257,21 @@ class Connection(asyncio.Protocol):
         if not head:
             chunks += reply.chunks
         self._transport.writelines(chunks)
+        if not self._writable.is_set():
+            size = sum(map(len, reply.chunks))
+            self._unsent_bytes += size
+            self._server.held_bytes += size
         if not keep_alive:
             self._queue.clear()
-            self._transport.close()
+            self._end()
+
+    def _end(self) -> None:
+        """Close; but what a refused client still sends is read and dropped for a while, since a connection that is
+        closed with data unread is reset, often before the client has read why."""
+        if self._refused is None or not self._receiving:
+            self.close()
+        else:
+            self._loop.call_later(LINGER_S, self.close)
 
     async def _stream(self, reply: Reply, request_id: str, keep_alive: bool) -> None:
         """The body piece by piece, no faster than the client reads. One that breaks off cuts the connection."""
@@ -248,6 +303,12 @@ class Connection(asyncio.Protocol):
             self._next()
             if self._server.draining:  # which may have begun after the reply's head promised to keep the connection
                 self.close_if_idle()
+
+
+def no_room_reply() -> Reply:
+    """To a call whose body finds no room."""
+    message = "bodies and replies of calls under way take the memory that there is for them"
+    return error_reply(429, "overloaded", message, platform=True, retry_after_s=1)
 
 
 def set_deadline(request: Request) -> Reply | None:

@@ -39,7 +39,7 @@ def expert_application(manifest: Manifest, settings: FunctionSettings, loop: asy
         node_id: load_expert(weights_folder(settings, manifest, node_id), manifest, node_id)
         for node_id in settings.nodes
     }
-    return NodeHost(programs, loop, ArraysDevice())
+    return NodeHost(programs, loop, ArraysDevice(), max_tokens=settings.max_tokens)
 
 
 class ArraysDevice:

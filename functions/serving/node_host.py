@@ -5,6 +5,9 @@ the loop reads all of them and they become the next batch, so coalescing needs n
 a thread costs about 0.1 ms, as much as a small expert's whole computation. Batches expected to take longer than
 ``INLINE_S``, by the node's own recent speed, go to the one computing thread, so health checks are answered meanwhile.
 
+Calls under way hold at most as many tokens as the worker's memory was sized for (``smoe_max_tokens``): further calls
+get 429 until there is room, and one that could never have room 413.
+
 Batches for a GPU always go to that thread, under the device's deadline: a GPU can hang. Once it is lost, everything is
 answered 503 at once and ``on_lost`` is called.
 """
@@ -58,6 +61,8 @@ class _Call:
     tensors: dict[str, Any]
     tokens: int
     kind: _Kind
+    size: int
+    """Tokens that it holds, those of an encoder's memory included."""
 
 
 @dataclass(slots=True)
@@ -92,10 +97,11 @@ class NodeHost:
         on_lost: Callable[[str], object] = log.critical,
         kept: Kept | None = None,
         stages: Mapping[str, Program] | None = None,
+        max_tokens: int = 0,
     ) -> None:
         """``device``: what computes the programs; ``on_lost``: called once, with the
         reason; ``kept``: keys and values of the segments, where any are kept; ``stages``: further programs, served at
-        ``/stage/NAME`` however many there are."""
+        ``/stage/NAME`` however many there are; ``max_tokens``: tokens of all calls under way (0: no limit)."""
         self._loop = loop
         self._device = device
         self._on_lost = on_lost
@@ -106,6 +112,9 @@ class NodeHost:
         self._turns: deque[str] = deque(self._nodes)
         self._scheduled = False
         self._thread: ThreadPoolExecutor | None = None
+        self._max_tokens = max_tokens
+        self._tokens = 0
+        """Held by calls that wait or are computed."""
         self._calls: dict[tuple[str, int], int] = {}
         self._batches = [0] * (len(BATCH_BUCKETS) + 1)
         self._batched_calls = 0
@@ -143,10 +152,32 @@ class NodeHost:
             answer(error_reply(400, "bad_tensors", str(error), platform=False))
             return
         tokens = next((tensors[name].shape[0] for name in ("token_ids", "hidden", "x") if name in tensors), 0)
+        size = tokens + (tensors["memory"].shape[0] if "memory" in tensors else 0)
+        refusal = self._no_room(size)
+        if refusal is not None:
+            self._count(node_id, refusal.status)
+            answer(refusal)
+            return
+        self._tokens += size
         headers = request.headers
         kind = _Kind(headers.get(ALL_LOGITS) == "1", "sequences" in tensors, headers.get(LIKELIEST) == "1")
-        node.waiting.append(_Call(request, answer, tensors, tokens, kind))
+        node.waiting.append(_Call(request, answer, tensors, tokens, kind, size))
         self._schedule()
+
+    def _no_room(self, size: int) -> Reply | None:
+        """The refusal of a call of so many tokens, where there is no room for them."""
+        most = self._max_tokens
+        if not most or self._tokens + size <= most:
+            return None
+        if size > most:
+            message = f"the call has {size} tokens; this function takes at most {most} (smoe_max_tokens)"
+            return error_reply(413, "too_many_tokens", message, platform=False)
+        message = f"calls of {self._tokens} tokens are under way, of at most {most}; this one has {size}"
+        return error_reply(429, "overloaded", message, platform=True, retry_after_s=1)
+
+    def _answer(self, call: _Call, reply: Reply) -> None:
+        self._tokens -= call.size
+        call.answer(reply)
 
     def metrics(self) -> bytes:
         return bytes(generate_latest(self._registry))
@@ -210,10 +241,10 @@ class NodeHost:
             call = calls.popleft()
             deadline_s = call.request.deadline_s
             if call.request.abandoned:
-                call.answer(error_reply(504, "abandoned", "the caller is gone", platform=True))
+                self._answer(call, error_reply(504, "abandoned", "the caller is gone", platform=True))
             elif deadline_s is not None and deadline_s <= now_s:
                 message = "the request's time was spent while it waited at the function"
-                call.answer(error_reply(504, "deadline_exceeded", message, platform=True))
+                self._answer(call, error_reply(504, "deadline_exceeded", message, platform=True))
             else:
                 batch.append(call)
                 tokens += call.tokens
@@ -266,7 +297,7 @@ class NodeHost:
         node.speed.observe(tokens, computed.spent_s)
         for call, reply in zip(batch, computed.replies, strict=True):
             self._count(node.program.id, reply.status)
-            call.answer(reply)
+            self._answer(call, reply)
         self._go_on(computed.lost)
 
     def _go_on(self, lost: str) -> None:
@@ -284,7 +315,7 @@ class NodeHost:
         for node_id, node in self._nodes.items():
             while node.waiting:
                 self._count(node_id, 503)
-                node.waiting.popleft().answer(_unavailable(reason))
+                self._answer(node.waiting.popleft(), _unavailable(reason))
         self._on_lost(reason)
 
     def _check_when_idle(self) -> None:

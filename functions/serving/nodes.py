@@ -46,7 +46,15 @@ def node_application(manifest: Manifest, settings: FunctionSettings, loop: async
     kept = KeptPages(
         programs, 0 if isinstance(device, GpuDevice) else settings.kv_mb << 20, loop, settings.caller_key()
     )
-    return NodeHost(programs, loop, device, lambda reason: loop.call_later(LAST_WORDS_S, leave, reason), kept, gates)
+    return NodeHost(
+        programs,
+        loop,
+        device,
+        lambda reason: loop.call_later(LAST_WORDS_S, leave, reason),
+        kept,
+        gates,
+        settings.max_tokens,
+    )
 
 
 def _gates(

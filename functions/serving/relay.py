@@ -30,14 +30,16 @@ TIMEOUT_S = 60.0
 
 
 class Relay:
-    """An application with the relaying stage at ``/relay`` added to another's paths. ``key``: the workers'."""
+    """An application with the relaying stage at ``/relay`` added to another's paths. ``key``: the workers';
+    ``max_tokens``: rows of all groups under way (0: no limit), as a row may be named by many groups."""
 
-    def __init__(self, inner: Application, loop: asyncio.AbstractEventLoop, key: str) -> None:
+    def __init__(self, inner: Application, loop: asyncio.AbstractEventLoop, key: str, max_tokens: int = 0) -> None:
         self._inner = inner
         self._loop = loop
         self._key = key
         self._pools: dict[str, ConnectionPool] = {}
-        self._forwarded = 0
+        self._max_tokens = max_tokens
+        self._forwarded = self._tokens = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     def submit(self, request: Request, answer: Callable[[Reply], None]) -> None:
@@ -49,14 +51,22 @@ class Relay:
             return
         try:
             wanted = bundles.targets(request.headers.get(GROUPS, ""))
-            parts = bundles.split_rows(arrays.decode(request.body), len(wanted))
+            tensors = arrays.decode(request.body)
+            rows = tensors["rows"].size if "rows" in tensors else 0
+            if self._max_tokens and rows > self._max_tokens:
+                message = f"the groups have {rows} rows; this function takes at most {self._max_tokens}"
+                answer(error_reply(413, "too_many_tokens", message, platform=False))
+                return
+            if self._max_tokens and self._tokens + rows > self._max_tokens:
+                answer(_overloaded(f"groups of {self._tokens} rows are under way"))
+                return
+            parts = bundles.split_rows(tensors, len(wanted))
             self._check(wanted)
         except wire.WireError as error:
             answer(error_reply(400, "bad_bundle", str(error), platform=False))
             return
         if self._forwarded + len(parts) > MAX_FORWARDED:
-            message = f"{self._forwarded} calls of other messages are under way"
-            answer(error_reply(429, "overloaded", message, platform=True, retry_after_s=1))
+            answer(_overloaded(f"{self._forwarded} calls of other messages are under way"))
             return
         if not parts:
             answer(Reply(200, bundles.assemble([]), bundles.CONTENT_TYPE))
@@ -83,7 +93,9 @@ class Relay:
     ) -> None:
         """All groups at once; one answer when the last has ended."""
         deadline_s = request.deadline_s or self._loop.time() + TIMEOUT_S
+        rows = sum(map(len, parts))
         self._forwarded += len(parts)
+        self._tokens += rows
         try:
             calls = [
                 self._forward(request, address, path, part, deadline_s) if address else self._own(request, path, part)
@@ -95,6 +107,7 @@ class Relay:
             raise
         finally:
             self._forwarded -= len(parts)
+            self._tokens -= rows
         answer(Reply(200, bundles.assemble(answered), bundles.CONTENT_TYPE))
 
     async def _own(self, request: Request, path: str, x: Array) -> Part:
@@ -151,6 +164,10 @@ class Relay:
         for address, _ in wanted if not self._key else ():
             if address and not is_loopback(address):
                 raise wire.WireError(f"without a key only addresses of this machine are called, not {address}")
+
+
+def _overloaded(message: str) -> Reply:
+    return error_reply(429, "overloaded", message, platform=True, retry_after_s=1)
 
 
 def is_loopback(address: str) -> bool:

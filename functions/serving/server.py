@@ -39,6 +39,8 @@ class ServerSettings:
 
     max_inflight: int = 0
     max_body_bytes: int = 64 * 1024 * 1024
+    max_held_bytes: int = 0
+    """Bodies that have come and replies that are not taken yet, of all connections together (0 = no limit)."""
     settle_s: float = 0.2
     """While draining: how long idle connections stay open for calls that are already on their way."""
     drain_s: float = 30.0
@@ -57,6 +59,7 @@ class FunctionServer:
         self.application = application
         self.settings = settings
         self.in_flight = 0
+        self.held_bytes = 0
         self.ready = True
         self.reason = ""
         """Why it is not ready, in words."""
@@ -109,6 +112,18 @@ class FunctionServer:
         while self.connections or self.in_flight:
             self._changed.clear()
             await self._changed.wait()
+
+    def hold(self, size: int) -> bool:
+        """Whether ``size`` more bytes of bodies have room, which are then held until they are let go."""
+        most = self.settings.max_held_bytes
+        if most and self.held_bytes + size > most:
+            return False
+        self.held_bytes += size
+        return True
+
+    def let_go(self, size: int) -> None:
+        """Bytes that :meth:`hold` counted, or of a reply that was not taken at once, are gone."""
+        self.held_bytes -= size
 
     def closed(self, connection: Connection) -> None:
         """A connection has ended."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 from functions.scheduling.settings import ArrowSettings, SchedulingError, Targets
+from platform_words.memory import PEAK_TOKENS
 
 Dispatch = Literal["auto", "least-loaded", "local-first", "round-robin", "random", "token-balanced", "aebs"]
 Engine = Literal["torch", "numpy"]
@@ -71,6 +72,8 @@ class FunctionSettings:
     """Folder that keeps what was fetched, shared by the replicas of a machine (``smoe_weights_cache``)."""
     port: int = 8080
     max_inflight: int = 0
+    max_tokens: int = PEAK_TOKENS
+    """Tokens of all calls under way, for which this worker's memory is sized (``smoe_max_tokens``; 0: no limit)."""
     write_timeout_s: float = 30.0
     idle_s: float = 5.0
     """Containers: after SIGTERM the function stays until no call has come for this long (``smoe_quiet``)."""
@@ -145,6 +148,7 @@ def from_environment(environ: Mapping[str, str], *, later: bool = False) -> Func
         weights_cache=Path(cache) if (cache := environ.get("smoe_weights_cache")) else None,
         port=_whole(environ, "port", 8080),
         max_inflight=_whole(environ, "max_inflight", 0),
+        max_tokens=_whole(environ, "smoe_max_tokens", PEAK_TOKENS),
         write_timeout_s=duration_s("write_timeout", environ.get("write_timeout", "30s")),
         idle_s=duration_s("smoe_quiet", environ.get("smoe_quiet", "5s")),
         max_functions=_whole(environ, "smoe_max_functions", 0),

@@ -2,6 +2,7 @@
 
 CallError                 a call that did not end in an answer; ``status`` is what the client of the pipeline gets
 ├── BadInputError         400: the input breaks a rule, which the message names
+├── TooLargeError         413: more tokens than the memory of a function is sized for
 ├── OverloadedError       429: more work than slots and queue hold
 ├── NoReplicaError        503: no ready replica until the deadline
 │   └── NotDeployedError  503: a function of the pipeline is not there; another ingress would say the same
@@ -28,6 +29,12 @@ class CallError(Exception):
 class BadInputError(CallError):
     status = 400
     code = "bad_input"
+    platform = False
+
+
+class TooLargeError(CallError):
+    status = 413
+    code = "too_many_tokens"
     platform = False
 
 

@@ -102,6 +102,12 @@ _LIMITS = [
         help="Requests at once per replica of the ingress; further ones are refused (429).",
     ),
     click.option(
+        "--peak-tokens",
+        type=click.IntRange(min=1),
+        default=_DEFAULTS.peak_tokens,
+        help="Tokens at once in one replica: memory is sized for them, further calls are refused (429).",
+    ),
+    click.option(
         "--weights-from",
         metavar="ADDRESS",
         callback=lambda _context, _option, address: address and address.rstrip("/"),

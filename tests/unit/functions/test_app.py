@@ -115,6 +115,22 @@ def test_a_body_above_the_limit_gets_413(expert: FunctionApp) -> None:
     assert "error" in json.loads(reply.data)
 
 
+def test_bodies_behind_flask_have_the_bounds_of_the_function(
+    expert: FunctionApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, bounds, body = expert.test_client(), expert.server.settings, bytes(100)
+    assert 8192 * 32 * 4 < bounds.max_body_bytes < 64 * 2**20
+    monkeypatch.setattr(bounds, "max_held_bytes", 150)
+    monkeypatch.setattr(expert.server, "held_bytes", 51)
+    refused = client.post("/", data=body)
+    assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
+    monkeypatch.setattr(expert.server, "held_bytes", 50)
+    assert client.post("/", data=body).status_code == 400  # taken, and no tensors
+    assert expert.server.held_bytes == 50
+    monkeypatch.setattr(bounds, "max_body_bytes", 99)
+    assert client.post("/", data=body).status_code == 413
+
+
 def test_the_live_limit_is_read_again(bert: Path, tmp_path: Path) -> None:
     live = tmp_path / "live.json"
     app = ready_app(

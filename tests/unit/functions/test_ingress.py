@@ -52,3 +52,20 @@ async def test_a_request_whose_client_left_is_given_up_and_holds_nothing(bert: P
         await asyncio.sleep(0)
     assert all(waiter.turn.cancelled() for f in ingress.dispatcher._functions.values() for waiter in f.waiting)
     ingress.close()
+
+
+@pytest.mark.parametrize(("path", "field"), [("/", "inputs"), ("/v1/embeddings", "input")])
+async def test_a_text_of_more_tokens_than_functions_take_at_once_is_refused_before_any_call(
+    bert: Path, path: str, field: str
+) -> None:
+    loop = asyncio.get_running_loop()
+    settings = from_environment({"smoe_pipeline": str(bert), "smoe_nodes": "ingress", "smoe_max_tokens": "9"})
+    ingress = Ingress(load(bert), settings, loop)
+    ingress.follow(Nothing())
+    answered: asyncio.Future[Reply] = loop.create_future()
+    body = bytearray(b'{"%s": ["short", "ten bytes!"]}' % field.encode())
+    ingress.submit(Request("POST", path, {}, body, loop.time()), answered.set_result)
+    reply = await asyncio.wait_for(answered, 100)
+    assert reply.status == 413
+    assert b"a text has 10 tokens; the functions of this deployment take at most 9 at once" in bytes(reply.chunks[0])
+    ingress.close()

@@ -167,3 +167,27 @@ async def test_connections_to_siblings_are_bounded(start: Any, monkeypatch: pyte
     for sibling in siblings:
         await ask(head, [f"{sibling.address}/"], [[0]])
     assert list(application._pools) == [sibling.address for sibling in siblings[2:]]
+
+
+async def test_rows_that_a_message_names_many_times_are_counted_each_time(start: Any) -> None:
+    inner = times(2)
+    running = await start(Relay(inner, asyncio.get_running_loop(), "", 10))
+    ((status, _, body),) = await running.send(message(["/", "/"], [[0] * 6, [1] * 5]))
+    assert (status, inner.seen) == (413, [])
+    assert b"the groups have 11 rows; this function takes at most 10" in body
+    assert [answer.status for answer in await ask(running, ["/", "/"], [[0] * 5, [1] * 5])] == [200, 200]
+
+
+async def test_rows_of_messages_under_way_are_bounded_together(start: Any) -> None:
+    held = Held()
+    running = await start(Relay(held, asyncio.get_running_loop(), "", 10))
+    first = asyncio.ensure_future(running.send(message(["/"], [[0] * 6])))
+    await held.wait(1)
+    ((status, headers, _),) = await running.send(message(["/"], [[0] * 5]))
+    assert (status, headers["retry-after"]) == (429, "1")
+    held.answer_all()
+    await first
+    again = asyncio.ensure_future(running.send(message(["/"], [[0] * 10])))
+    await held.wait(2)
+    held.answer_all()
+    assert (await again)[0][0] == 200

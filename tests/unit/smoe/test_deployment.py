@@ -45,7 +45,7 @@ def test_the_ingress_takes_by_default_all_that_a_replay_has_under_way_at_once(ma
 
 
 def test_an_ingress_that_takes_more_requests_at_once_has_memory_for_them(manifest: Manifest) -> None:
-    """MiB beyond an idle ingress's. With 512, 500 texts of 82 tokens at once were answered (of 252 tokens: killed)."""
+    """MiB beyond an idle ingress's."""
     slots = (64, 128, 512)
     limits = [function_deployments(manifest, DeploymentSettings(ingress_concurrency=one))[0]["limits"] for one in slots]
     memory = [0.9 * int(one["memory"].removesuffix("Mi")) - FORKED.ingress_mb for one in limits]
@@ -89,6 +89,26 @@ def test_memory_limit_is_the_smallest_space_point_that_satisfies_eq_2(manifest: 
     settings = DeploymentSettings(runtime=FORKED, peak_tokens=1024, memory_share=0.5)
     # (64 + 10 + 2 · 1024 · 1024 / MiB) / 0.5 = 152 MiB: above 128, so 192.
     assert memory_limit_mib([node], settings) == 192
+
+
+@pytest.mark.parametrize("tokens", [1, 1000, 100_000])
+def test_functions_take_as_many_tokens_as_their_memory_is_sized_for(manifest: Manifest, tokens: int) -> None:
+    settings = DeploymentSettings(peak_tokens=tokens)
+    for deployment in function_deployments(manifest, settings):
+        assert deployment["envVars"]["smoe_max_tokens"] == str(tokens)
+    segment = function_deployments(manifest, settings)[1]
+    node = manifest.segments[0]
+    needed_mib = (node.parameter_bytes + 2 * tokens * (node.bytes_in_per_token + node.bytes_out_per_token)) / 2**20
+    limit_mib = int(segment["limits"]["memory"].removesuffix("Mi"))
+    assert 0 <= 0.9 * limit_mib - FORKED.segment_mb - needed_mib < 64 or limit_mib == 128
+
+
+def test_tokens_at_once_and_with_them_the_memory_are_an_option_of_all_that_deploy(manifest: Manifest) -> None:
+    for command in (up, deploy, stack):
+        asked = command.make_context("up", ["minilm", "--peak-tokens", "40000"]).params["peak_tokens"]
+        few, many = (function_deployments(manifest, DeploymentSettings(peak_tokens=one)) for one in (8192, asked))
+        for one, other in zip(few, many, strict=True):
+            assert int(one["limits"]["memory"][:-2]) < int(other["limits"]["memory"][:-2])
 
 
 def test_a_replica_that_shares_no_libraries_gets_memory_for_its_own(manifest: Manifest) -> None:
