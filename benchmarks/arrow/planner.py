@@ -22,7 +22,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.arrow.planners import AtInput, SlaPlanner, kalman
+from benchmarks.arrow.planners import AtInput, FrontEnd, SlaPlanner, kalman
 from benchmarks.harness.options import benchmark, listed
 from benchmarks.harness.report import print_result, print_table, progress
 from functions.scheduling.arrow import Arrow
@@ -55,23 +55,27 @@ LOWEST_RPS, HIGHEST_RPS, PERIOD_S = 1.0, 24.0, 900.0
 
 
 def requests_of(periods: float, seed: int, square: bool = False) -> list[Request]:
-    """Poisson numbers of evenly spaced requests in each second of a sine that begins at its lowest; or of its lowest
-    and its highest rate for half a period each."""
-    random, requests = np.random.default_rng(seed), []
-    for second in range(int(periods * PERIOD_S)):
-        swing = np.sin(2 * np.pi * second / PERIOD_S - np.pi / 2)
+    """Requests of a sine that begins at its lowest; or of its lowest and its highest rate for half a period each."""
+    moments_s = arrivals_s((LOWEST_RPS, HIGHEST_RPS), PERIOD_S, int(periods * PERIOD_S), seed, square)
+    return [Request(at_s, PROMPT, OUTPUT) for at_s in moments_s]
+
+
+def arrivals_s(rps: tuple[float, float], period_s: float, seconds: int, seed: int, square: bool = False) -> list[float]:
+    """Poisson numbers of evenly spaced arrivals in each second; ``rps``: the lowest and the highest rate."""
+    random, moments_s = np.random.default_rng(seed), []
+    for second in range(seconds):
+        swing = np.sin(2 * np.pi * second / period_s - np.pi / 2)
         swing = float(np.sign(swing)) if square else swing
-        rate = (LOWEST_RPS + HIGHEST_RPS) / 2 + (HIGHEST_RPS - LOWEST_RPS) / 2 * swing
-        count = random.poisson(rate)
-        requests += [Request(second + place / count, PROMPT, OUTPUT) for place in range(count)]
-    return requests
+        count = random.poisson((rps[0] + rps[1]) / 2 + (rps[1] - rps[0]) / 2 * swing)
+        moments_s += [second + place / count for place in range(count)]
+    return moments_s
 
 
 @dataclass
 class Fixed:
     """As many instances as there are."""
 
-    def wanted(self, now_s: float, world: ScaledSimulation) -> dict[Role | None, int]:
+    def wanted(self, now_s: float, world: FrontEnd) -> dict[Role | None, int]:
         return {}
 
 

@@ -1,6 +1,6 @@
 """How many instances: the published rule of NVIDIA Dynamo's SLA planner, and this project's, which counts at the input.
 
-Both only read what a front end sees (:class:`simulation.generation.scaled.ScaledSimulation`).
+Both only read what a front end sees (:class:`FrontEnd`), of a simulation or of a running pipeline.
 """
 
 from __future__ import annotations
@@ -15,7 +15,24 @@ import numpy as np
 from functions.scheduling.cluster import Role
 from functions.scheduling.settings import Targets
 from simulation.generation.hardware import Hardware
-from simulation.generation.scaled import ScaledSimulation
+from simulation.generation.scaled import Means
+
+
+class FrontEnd(Protocol):
+    """What is known where requests arrive; requests are numbered in the order in which they ended."""
+
+    @property
+    def ended(self) -> int:
+        """Requests that have ended."""
+
+    def arrived(self, now_s: float) -> int:
+        """Requests that had come by then."""
+
+    def means(self, since: int) -> Means | None:
+        """Means of the requests that have ended, without the first ``since`` of them; None where there are none."""
+
+    def instances(self, role: Role | None = None) -> int:
+        """Instances that have started and stay, of a role or all."""
 
 
 def decode_batch(hardware: Hardware, context: float, room: float, interval_s: float, prompt_s: float = 0.0) -> float:
@@ -71,39 +88,34 @@ class SlaPlanner:
     _arrived: int = 0
     _next_s: float | None = None
 
-    def wanted(self, now_s: float, world: ScaledSimulation) -> Mapping[Role | None, int]:
+    def wanted(self, now_s: float, world: FrontEnd) -> Mapping[Role | None, int]:
         self._next_s = self.interval_s if self._next_s is None else self._next_s
         if now_s < self._next_s:
             return {}
         self._next_s += self.interval_s
-        ended, self._ended = world.completed[self._ended :], len(world.completed)
+        means, ended, self._ended = world.means(self._ended), world.ended - self._ended, world.ended
         arrived, self._arrived = world.arrived(now_s) - self._arrived, world.arrived(now_s)
-        if not ended:
+        if means is None:
             return {}
-        prompt = float(np.mean([world.request(at).prompt for at in ended]))
-        output = float(np.mean([world.request(at).output for at in ended]))
-        self._counts.append(arrived if self.at_input else len(ended))
+        self._counts.append(arrived if self.at_input else ended)
         rps = self.forecast(self._counts) / self.interval_s
-        ttft_factor, decode_factor = self._corrections(ended, prompt, output, world) if self.correction else (1.0, 1.0)
-        prefill = math.ceil(rps * self.hardware.prefill_s(round(prompt)) * min(1.0, ttft_factor))
-        context = prompt + output / 2
+        ttft_factor, decode_factor = self._corrections(ended, means, world) if self.correction else (1.0, 1.0)
+        prefill = math.ceil(rps * self.hardware.prefill_s(round(means.prompt)) * min(1.0, ttft_factor))
+        context = means.prompt + means.output / 2
         interval_s = self.targets.tpot_s / decode_factor
         batch = max(1.0, decode_batch(self.hardware, context, context, interval_s))
         taken_s = self.hardware.iteration_s + batch * (self.hardware.token_s + self.hardware.context_s * context)
-        return self._within(max(1, prefill), max(1, math.ceil(rps * output * taken_s / batch)))
+        return self._within(max(1, prefill), max(1, math.ceil(rps * means.output * taken_s / batch)))
 
-    def _corrections(
-        self, ended: list[int], prompt: float, output: float, world: ScaledSimulation
-    ) -> tuple[float, float]:
+    def _corrections(self, ended: int, means: Means, world: FrontEnd) -> tuple[float, float]:
         """Measured over expected: time of the first token, and between tokens."""
-        ttft_s = [world.measured(at)[0] for at in ended]
-        tpot_s = [world.measured(at)[1] for at in ended]
-        lasted_s = float(np.mean([ttft + tpot * (output - 1) for ttft, tpot in zip(ttft_s, tpot_s, strict=True)]))
-        texts = len(ended) / max(1, world.instances(Role.DECODE)) * lasted_s / self.interval_s
-        texts = min(texts, self.hardware.kv_tokens / (prompt + output / 2))
-        per_text_s = self.hardware.token_s + self.hardware.context_s * (prompt + output / 2)
+        context = means.prompt + means.output / 2
+        lasted_s = means.ttft_s + means.tpot_s * (means.output - 1)
+        texts = ended / max(1, world.instances(Role.DECODE)) * lasted_s / self.interval_s
+        texts = min(texts, self.hardware.kv_tokens / context)
+        per_text_s = self.hardware.token_s + self.hardware.context_s * context
         expected_s = self.hardware.iteration_s + texts * per_text_s
-        return float(np.mean(ttft_s)) / self.hardware.prefill_s(round(prompt)), float(np.mean(tpot_s)) / expected_s
+        return means.ttft_s / self.hardware.prefill_s(round(means.prompt)), means.tpot_s / expected_s
 
     def _within(self, prefill: int, decode: int) -> dict[Role | None, int]:
         if self.most is not None and prefill + decode > self.most:
@@ -137,19 +149,17 @@ class AtInput:
         per_text_s = self.hardware.token_s + self.hardware.context_s * (prompt + output / 2) + prompt_s
         return batch / (output * (self.hardware.iteration_s + batch * per_text_s)), batch
 
-    def wanted(self, now_s: float, world: ScaledSimulation) -> Mapping[Role | None, int]:
+    def wanted(self, now_s: float, world: FrontEnd) -> Mapping[Role | None, int]:
         if now_s < self._next_s:
             return {}
         self._next_s = now_s + self.interval_s
-        ended = world.completed[-200:]
-        prompt = float(np.mean([world.request(at).prompt for at in ended])) if ended else self.prompt
-        output = float(np.mean([world.request(at).output for at in ended])) if ended else self.output
-        rps, texts = self.instance(prompt, output)
+        means = world.means(max(0, world.ended - 200))
+        rps, texts = self.instance(*((self.prompt, self.output) if means is None else means[:2]))
         for_rate = self._rate(now_s, now_s + self.start_s + self.interval_s, world) / (self.full * rps)
-        for_texts = (world.arrived(now_s) - len(world.completed)) / texts
+        for_texts = (world.arrived(now_s) - world.ended) / texts
         return {None: max(1, math.ceil(max(for_rate, for_texts)))}
 
-    def _rate(self, now_s: float, at_s: float, world: ScaledSimulation) -> float:
+    def _rate(self, now_s: float, at_s: float, world: FrontEnd) -> float:
         """Predicted arrivals a second, the more of now and ``at_s``."""
         parts = max(2, round(min(self.look_s, now_s) / self.interval_s))
         ends_s = now_s - self.interval_s * np.arange(parts)

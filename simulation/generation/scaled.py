@@ -8,13 +8,24 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+import numpy as np
 
 from functions.scheduling.cluster import Role, Scheduler
 from functions.scheduling.pacing import Pacing
 from functions.scheduling.predictor import Profile
 from simulation.generation.engine import GenerationSimulation, Request, _Instance
 from simulation.generation.hardware import Times
+
+
+class Means(NamedTuple):
+    """What requests that have ended had on average: tokens, and seconds of TTFT and TPOT."""
+
+    prompt: float
+    output: float
+    ttft_s: float
+    tpot_s: float
 
 
 class Scaler(Protocol):
@@ -57,12 +68,20 @@ class ScaledSimulation(GenerationSimulation):
         """Requests that had come by then."""
         return bisect_right(self._arrivals, now_s)
 
-    def request(self, at: int) -> Request:
-        return self._requests[at]
+    @property
+    def ended(self) -> int:
+        """Requests that have ended."""
+        return len(self.completed)
 
-    def measured(self, at: int) -> tuple[float, float]:
-        """Seconds of TTFT and TPOT of a request that has ended."""
-        return (self._first[at] or 0.0) - self._arrivals[at], self._tpot(at) or 0.0
+    def means(self, since: int) -> Means | None:
+        """Means of those that have ended, without the first ``since`` of them; None where there are none."""
+        ended = self.completed[since:]
+        if not ended:
+            return None
+        of = [self._requests[at] for at in ended]
+        ttft_s = [(self._first[at] or 0.0) - self._arrivals[at] for at in ended]
+        rows = [one.prompt for one in of], [one.output for one in of], ttft_s, [self._tpot(at) or 0.0 for at in ended]
+        return Means(*(float(np.mean(row)) for row in rows))
 
     def replica_s(self, until_s: float) -> float:
         """Time for which instances were paid until then, together."""
