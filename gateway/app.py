@@ -43,7 +43,9 @@ class Gateway:
         self.store = FunctionStore(settings.state / "functions" if settings.keeps_functions else None)
         self.metrics = GatewayMetrics(backend, settings.cpu_scale)
         scaler = ScaleFromZero(backend, enabled=settings.scale_from_zero, wait_s=settings.start_wait_s)
-        self.forwarder = Forwarder(backend, self.metrics, scaler, settings.upstream_timeout_s)
+        self.forwarder = Forwarder(
+            backend, self.metrics, scaler, settings.upstream_timeout_s, settings.upstream_silence_s
+        )
         self.queue = self._make_queue()
         self.system = SystemApi(backend, self.store, self.metrics, settings)
         self._housekeeping: asyncio.Task[None] | None = None

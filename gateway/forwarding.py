@@ -67,11 +67,14 @@ CLIENT_CLOSED = 499
 class Forwarder:
     """Forwards calls to ready replicas of the backend's functions."""
 
-    def __init__(self, backend: Backend, metrics: GatewayMetrics, scaler: ScaleFromZero, timeout_s: float) -> None:
+    def __init__(
+        self, backend: Backend, metrics: GatewayMetrics, scaler: ScaleFromZero, timeout_s: float, silence_s: float = 0.0
+    ) -> None:
+        """``timeout_s``, ``silence_s``: as of GatewaySettings."""
         self._backend = backend
         self._metrics = metrics
         self._scaler = scaler
-        self._timeout_s = timeout_s
+        self._timeout_s, self._silence_s = timeout_s, silence_s
         self.pool = UpstreamPool()
         self._balancer = Balancer()
 
@@ -124,7 +127,9 @@ class Forwarder:
             if replica is None:
                 return refusal(call, 503, f"No endpoints available for: {call.function}.")
             try:
-                outcome = await self._attempt(call, head, replica)
+                # Where the call could not go on elsewhere, waiting until the network is back is better than failing.
+                elsewhere = len(state.ready) > 1 and repeats < rule.attempts and call.rest is None
+                outcome = await self._attempt(call, head, replica, self._silence_s if elsewhere else 0.0)
                 if call.rest is not None or repeats >= rule.attempts or not rule.repeats(outcome):
                     return outcome
                 outcome.release()
@@ -163,11 +168,11 @@ class Forwarder:
         state = self._backend.get(spec.name, spec.namespace)
         return state if state.ready else await self._scaler.ready_state(state)
 
-    async def _attempt(self, call: Call, head: bytes, replica: Replica) -> Outcome:
+    async def _attempt(self, call: Call, head: bytes, replica: Replica, silence_s: float) -> Outcome:
         self._balancer.begin(replica.id)
         streaming = False
         try:
-            connection = await self._exchange(call, head, replica.address)
+            connection = await self._exchange(call, head, replica.address, silence_s)
             whole = connection.take_whole()
             headers = reply_headers(call, connection.headers)
             if whole is not None:
@@ -188,23 +193,26 @@ class Forwarder:
 
         return release
 
-    async def _exchange(self, call: Call, head: bytes, address: str) -> UpstreamConnection:
+    async def _exchange(self, call: Call, head: bytes, address: str, silence_s: float) -> UpstreamConnection:
         """Send the call and wait for the reply's head. A kept connection that had died is replaced once."""
         connection, kept = await self.pool.take(address)
         try:
-            return await self._ask(connection, call, head)
+            return await self._ask(connection, call, head, silence_s)
         except UpstreamError as error:
             # A kept connection may have been closed by an idle replica: it ended before it could be written to.
             if error.sent or not kept:
                 raise
         connection, _ = await self.pool.take(address, fresh=True)
-        return await self._ask(connection, call, head)
+        return await self._ask(connection, call, head, silence_s)
 
-    async def _ask(self, connection: UpstreamConnection, call: Call, head: bytes) -> UpstreamConnection:
+    async def _ask(
+        self, connection: UpstreamConnection, call: Call, head: bytes, silence_s: float
+    ) -> UpstreamConnection:
         chunked = call.rest is not None and call.length is None
         body = b"%x\r\n%b\r\n" % (len(call.body), call.body) if chunked else call.body
         try:
-            connection.begin(head, body, head_request=call.method == "HEAD", timeout_s=self._timeout_s)
+            is_head = call.method == "HEAD"
+            connection.begin(head, body, head_request=is_head, timeout_s=self._timeout_s, silence_s=silence_s)
             if call.rest is not None:
                 connection.send_rest(call.rest, chunked=chunked)
             await connection.head()

@@ -123,6 +123,14 @@ class _Duration(click.ParamType[float]):
     help="Until a replica's reply begins.",
 )
 @click.option(
+    "--upstream-silence",
+    "upstream_silence_s",
+    type=_Duration(),
+    default="3s",
+    envvar="upstream_silence",
+    help="Until a call goes on elsewhere as a replica's machine acknowledges nothing; 0s: never.",
+)
+@click.option(
     "--read-timeout",
     type=_Duration(),
     default="60s",

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from platform_words.liveness import DEFAULT_S
+
 
 @dataclass(frozen=True)
 class GatewaySettings:
@@ -22,6 +24,8 @@ class GatewaySettings:
     scale_from_zero: bool = True
     upstream_timeout_s: float = 60.0
     """Time from sending a call to a replica until its reply begins."""
+    upstream_silence_s: float = DEFAULT_S
+    """A call goes on to another replica once the machine of this one has acknowledged nothing for so long; 0: never."""
     start_wait_s: float = 100.0
     """How long a call waits for a function that is starting or was at zero."""
     max_body_bytes: int = 256 * 1024 * 1024

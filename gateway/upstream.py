@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Callable
 
 import httptools
 
+from platform_words import liveness
+
 CONNECT_TIMEOUT_S = 2.0
 HIGH_WATER_BYTES = 256 * 1024
 MAX_HEAD_BYTES = 256 * 1024
@@ -58,7 +60,9 @@ class UpstreamConnection(asyncio.Protocol):
         self._fault: Exception | None = None
         self._sender: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._timeout_s = 0.0
+        self._timeout_s = self._silence_s = 0.0
+        self._socket: liveness.Socket | None = None
+        self._looking: asyncio.TimerHandle | None = None
         self.headers: list[tuple[bytes, bytes]] = []
         self.status = 0
         self.idle_since_s = 0.0
@@ -72,6 +76,9 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
+        self._socket = transport.get_extra_info("socket")
+        if self._socket is not None:
+            liveness.probe(self._socket)
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._ended is None:
@@ -150,15 +157,16 @@ class UpstreamConnection(asyncio.Protocol):
 
     # one call
 
-    def begin(self, head: bytes, body: bytes, *, head_request: bool, timeout_s: float) -> None:
+    def begin(self, head: bytes, body: bytes, *, head_request: bool, timeout_s: float, silence_s: float = 0.0) -> None:
         """Send the head and the first part of the body. ``timeout_s``: for a reply to begin, once all is sent, and for
-        the replica to take more of the body. Raises UpstreamError.
+        the replica to take more of the body; ``silence_s``: for its machine to acknowledge what it receives (0: as
+        long as it takes). Raises UpstreamError.
         """
         if self._transport is None or self._ended is not None:
             raise UpstreamError(self._ended or "the connection is closed", sent=False)
         self._complete = self._head_done = False
         self._skip_body = head_request
-        self._timeout_s = timeout_s
+        self._timeout_s, self._silence_s = timeout_s, silence_s
         self._transport.write(head + body)
 
     def send_rest(self, rest: AsyncIterator[bytes], *, chunked: bool) -> None:
@@ -192,12 +200,28 @@ class UpstreamConnection(asyncio.Protocol):
         """Wait until status and headers are there. Raises UpstreamError, UpstreamTimeoutError."""
         if self._sender is None and not self._head_done:
             self._start_timer()
+        if self._silence_s:
+            self._look_later(self._loop.time())
         try:
             while not self._head_done:
                 self._raise_if_ended("no reply")
                 await self._wait()
         finally:
             self._stop_timer()
+            if self._looking is not None:
+                self._looking.cancel()
+                self._looking = None
+
+    def _look_later(self, begun_s: float) -> None:
+        self._looking = self._loop.call_later(self._silence_s / 3, self._look, begun_s)
+
+    def _look(self, begun_s: float) -> None:
+        """Give the call up where the replica's machine has been silent for too long since it began."""
+        silent_s = liveness.silent_s(self._socket) if self._socket is not None else 0.0
+        if min(silent_s, self._loop.time() - begun_s) < self._silence_s:
+            self._look_later(begun_s)
+        else:
+            self.abort(f"its machine has acknowledged nothing for {silent_s:.1f} s")
 
     def _raise_if_ended(self, what: str) -> None:
         if self._fault is not None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import httptools
 
 from functions.wire.messages import Body, header_name
+from platform_words import liveness
 
 CONNECT_TIMEOUT_S = 2.0
 MAX_REPLY_BYTES = 256 * 1024 * 1024
@@ -25,6 +26,10 @@ class TransportError(Exception):
         super().__init__(message)
         self.reason = reason
         self.begun = begun
+
+
+class SilentPeerError(TransportError):
+    """The machine at the other end acknowledges nothing: neither would a fresh connection to it come about."""
 
 
 class ReplyTimeoutError(TransportError):
@@ -49,6 +54,8 @@ class HttpConnection(asyncio.Protocol):
         self._waiter: asyncio.Future[RawReply] | None = None
         self.usable = False
         self._begun = False
+        self._socket: liveness.Socket | None = None
+        self._looking: asyncio.TimerHandle | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._headers: dict[str, str] = {}
         self._body = bytearray()
@@ -58,6 +65,9 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
+        self._socket = transport.get_extra_info("socket")
+        if self._socket is not None:
+            liveness.probe(self._socket)
         self.usable = True
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -101,14 +111,17 @@ class HttpConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    async def call(self, head: bytes, chunks: Sequence[Body], timeout_s: float) -> RawReply:
-        """Send one request and wait for its reply. Raises TransportError."""
+    async def call(self, head: bytes, chunks: Sequence[Body], timeout_s: float, silence_s: float = 0.0) -> RawReply:
+        """Send one request and wait for its reply, no longer than the other machine is silent for ``silence_s`` (0:
+        however long). Raises TransportError."""
         if self._transport is None or not self.usable:
             raise TransportError("the connection is closed", reason="broken")
         waiter: asyncio.Future[RawReply] = self._loop.create_future()
         self._waiter = waiter
         self._begun = False
         timer = self._loop.call_later(timeout_s, self._expire)
+        if silence_s:
+            self._look_later(self._loop.time(), silence_s)
         self._transport.writelines([head, *chunks])
         try:
             return await waiter
@@ -117,6 +130,25 @@ class HttpConnection(asyncio.Protocol):
             raise
         finally:
             timer.cancel()
+            if self._looking is not None:
+                self._looking.cancel()
+                self._looking = None
+
+    def _look_later(self, begun_s: float, silence_s: float) -> None:
+        self._looking = self._loop.call_later(silence_s / 3, self._look, begun_s, silence_s)
+
+    def _look(self, begun_s: float, silence_s: float) -> None:
+        """Give the call up where the other machine has been silent for too long since it began."""
+        silent_s = liveness.silent_s(self._socket) if self._socket is not None else 0.0
+        silent_s = min(silent_s, self._loop.time() - begun_s)
+        if silent_s < silence_s:
+            self._look_later(begun_s, silence_s)
+            return
+        message = f"the other machine has acknowledged nothing for {silent_s:.1f} s"
+        self._end(SilentPeerError(message, reason="silent", begun=self._begun))
+        self.usable = False
+        if self._transport is not None:
+            self._transport.abort()
 
     def _expire(self) -> None:
         self._end(ReplyTimeoutError("no reply in time", reason="timeout"))
@@ -139,8 +171,8 @@ class ConnectionPool:
         self._idle: list[HttpConnection] = []
         self._closed = False
 
-    async def call(self, head: bytes, chunks: Sequence[Body], timeout_s: float) -> RawReply:
-        """One request. Raises TransportError.
+    async def call(self, head: bytes, chunks: Sequence[Body], timeout_s: float, silence_s: float = 0.0) -> RawReply:
+        """One request; ``silence_s`` as of a connection. Raises TransportError.
 
         A kept connection that the other end had closed meanwhile is no failure: the request goes again on a fresh one.
         """
@@ -149,8 +181,11 @@ class ConnectionPool:
         connection = self._take()
         if connection is not None:
             try:
-                return await connection.call(head, chunks, timeout_s)
+                return await connection.call(head, chunks, timeout_s, silence_s)
             except ReplyTimeoutError:  # no time is left to send it again
+                raise
+            except SilentPeerError:
+                self._drop_idle()
                 raise
             except TransportError as error:
                 if error.begun:
@@ -161,7 +196,7 @@ class ConnectionPool:
         timeout_s = ends_s - loop.time()
         connection = await self._connect(loop, min(timeout_s, CONNECT_TIMEOUT_S))
         try:
-            return await connection.call(head, chunks, ends_s - loop.time())
+            return await connection.call(head, chunks, ends_s - loop.time(), silence_s)
         finally:
             self._give(connection)
 

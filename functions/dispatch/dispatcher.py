@@ -18,6 +18,7 @@ from functions.dispatch.slots import BUSY_WAIT_S, Slots, taken
 from functions.wire.errors import DeadlineError, NodeFailedError, NodeRefusedError
 from functions.wire.layout import CONTENT_TYPE
 from functions.wire.messages import PLATFORM_FAILED, REQUEST_ID, TIMEOUT_MS, Body
+from platform_words import liveness
 from platform_words.headers import CALLER_KEY
 
 MAX_ATTEMPTS = 5
@@ -38,6 +39,9 @@ class CallRecord:
 class Dispatcher(Slots):
     """Calls functions by name through whatever replicas :meth:`update` has named."""
 
+    silence_s = liveness.DEFAULT_S
+    """A call goes on to another replica once the machine of this one has been silent for so long; 0: never."""
+
     async def call(
         self, name: str, path: str, chunks: Sequence[Body], *, deadline_s: float, request_id: str, record: CallRecord,
         node: str = "",
@@ -54,7 +58,8 @@ class Dispatcher(Slots):
         while failures < MAX_ATTEMPTS:
             slot, begun_s = await self._slot_of(function, deadline_s, avoid, last, node, record)
             try:
-                reply = await _post(slot, path, chunks, deadline_s - begun_s, request_id)
+                silence_s = self._silence_of(function)
+                reply = await _post(slot, path, chunks, deadline_s - begun_s, request_id, silence_s=silence_s)
                 slot.failures = 0
                 if reply.status == 429:
                     self._suspend(function, slot, BUSY_WAIT_S)
@@ -80,6 +85,10 @@ class Dispatcher(Slots):
                 if not slot.replica.balanced:  # behind a balanced address the next call may reach another replica
                     avoid.add(slot.replica.id)
         raise NodeFailedError(f"{name} failed {failures} times; the last time {last}")
+
+    def _silence_of(self, function: FunctionSlots) -> float:
+        """Where there is no other replica, waiting until the network is back is better than failing."""
+        return self.silence_s if len(function.slots) > 1 else 0.0
 
     async def _slot_of(
         self, function: FunctionSlots, deadline_s: float, avoid: set[str], last: str, node: str, record: CallRecord
@@ -117,7 +126,8 @@ class Dispatcher(Slots):
         """One message to a taken slot of ``name``; the reply has whatever status. A replica that cannot be reached is
         set aside. Raises TransportError, DeadlineError."""
         try:
-            reply = await _post(slot, path, chunks, deadline_s - self._loop.time(), request_id, headers)
+            left_s, silence_s = deadline_s - self._loop.time(), self._silence_of(self._functions[name])
+            reply = await _post(slot, path, chunks, left_s, request_id, headers, silence_s)
         except ReplyTimeoutError:
             raise DeadlineError(f"{name} did not answer within the request's time") from None
         except TransportError:
@@ -180,6 +190,7 @@ def _post(
     left_s: float,
     request_id: str,
     headers: Sequence[tuple[str, str]] = (),
+    silence_s: float = 0.0,
 ) -> Coroutine[Any, Any, RawReply]:
     """One request with ``left_s`` seconds of time. Raises TransportError when awaited."""
     start = slot.heads.get(path)
@@ -193,7 +204,7 @@ def _post(
         f"{start}content-length: {sum(map(len, chunks))}\r\n{REQUEST_ID}: {request_id}\r\n{more}"
         f"{TIMEOUT_MS}: {left_s * 1000:.1f}\r\n\r\n"
     )
-    return slot.pool.call(head.encode("latin-1", "replace"), chunks, left_s)
+    return slot.pool.call(head.encode("latin-1", "replace"), chunks, left_s, silence_s)
 
 
 def _why_again(name: str, reply: RawReply) -> tuple[str, str]:

@@ -74,6 +74,7 @@ class Ingress:
         self.statistics = Statistics(self.instruments, loop)
         self._grouping = group(manifest, settings.max_functions)
         self.dispatcher, self._plans = dispatching(manifest, self._grouping, settings, loop)
+        self.dispatcher.silence_s = settings.silence_s
         self._transfer, self._gate = settings.transfer, settings.gate
         self._caller_key = settings.caller_key()
         self._schedule = settings.schedule

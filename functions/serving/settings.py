@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 from functions.scheduling.settings import ArrowSettings, SchedulingError, Targets
+from platform_words.liveness import DEFAULT_S
 from platform_words.memory import PEAK_TOKENS
 
 Dispatch = Literal["auto", "least-loaded", "local-first", "round-robin", "random", "token-balanced", "aebs"]
@@ -90,6 +91,9 @@ class FunctionSettings:
     address_template: str | None = None
     timeout_s: float = 60.0
     """Time a request may take when it does not say (``smoe_timeout``)."""
+    silence_s: float = DEFAULT_S
+    """A call goes on to another replica once the machine of this one has been silent for so long (``smoe_silence``; 0:
+    never)."""
     queue_limit: int = 1000
     """Calls that may wait at the ingress for a slot of one function (``smoe_queue_limit``)."""
     weights_dir: Path | None = None
@@ -160,6 +164,7 @@ def from_environment(environ: Mapping[str, str], *, later: bool = False) -> Func
         namespace=environ.get("OPENFAAS_NAMESPACE") or "openfaas-fn",
         address_template=environ.get("smoe_address_template") or None,
         timeout_s=duration_s("smoe_timeout", environ.get("smoe_timeout", "60s")),
+        silence_s=duration_s("smoe_silence", environ.get("smoe_silence", "3s")),
         queue_limit=_whole(environ, "smoe_queue_limit", 1000),
         max_passes=_whole(environ, "smoe_max_passes", 0),
         weights_dir=Path(environ["smoe_weights_dir"]) if environ.get("smoe_weights_dir") else None,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from gateway import upstream
 from gateway.contract import BackendError
 from gateway.upstream import IDLE_S
 from tests.doubles.fake_backend import FakeBackend
@@ -332,3 +333,29 @@ async def test_no_more_connections_are_kept_than_allowed(running: Running) -> No
     answers = await asyncio.gather(*calls)
     await running.until(lambda: len(running.replicas()[0].connections) == 2)
     assert [answer.status for answer in answers] == [200] * 5
+
+
+@pytest.mark.parametrize(("replicas", "annotations"), [(2, RETRY), (2, {}), (1, RETRY)])
+async def test_a_silent_machine_is_given_up_only_where_the_call_can_go_on_elsewhere(
+    start: Starter, monkeypatch: pytest.MonkeyPatch, replicas: int, annotations: dict[str, str]
+) -> None:
+    """The kernel reports silence of every machine; the first replica that is asked answers when the test lets it."""
+    arrived, free = asyncio.Event(), asyncio.Event()
+    monkeypatch.setattr(upstream.liveness, "silent_s", lambda connection: 1e9)
+
+    async def waits(seen: FakeRequest, connection: FakeConnection) -> None:
+        arrived.set()
+        await free.wait()
+        connection.write(reply(200, b"after all"))
+
+    elsewhere = replicas > 1 and bool(annotations)
+    async with start(upstream_silence_s=1e-3) as running:
+        await running.deploy(replicas=replicas, program=once(waits, works), annotations=annotations)
+        call = asyncio.ensure_future(running.call("POST", "/function/f", b"x"))
+        await asyncio.wait_for(arrived.wait(), 100)
+        if not elsewhere:
+            free.set()
+        answer = await asyncio.wait_for(call, 100)
+        free.set()
+        assert (answer.status, answer.body) == (200, b"fine" if elsewhere else b"after all")
+        assert sum(len(replica.requests) for replica in running.replicas()) == 1 + elsewhere
