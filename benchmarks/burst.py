@@ -36,7 +36,7 @@ from autoscaler.state.features import complete
 from autoscaler.topology import load_topology
 from benchmarks.harness.options import benchmark, data_option, seed_option
 from benchmarks.harness.replay_process import ReplayProcess
-from benchmarks.harness.report import print_result, print_table, progress
+from benchmarks.harness.report import in_words, print_result, print_table, progress
 from benchmarks.harness.running import RunningPipeline, local_gateway, running_pipeline
 from smoe.deployment import DeploymentSettings
 from traces import prompts
@@ -219,7 +219,7 @@ def show_sides(sides: dict[str, Side]) -> None:
         ("standbys", "P95 burst", "P95 between", "ratio", "provisioned", "of it standbys", "busy", "failed"),
         [
             (name, f"{side.p95_burst_ms:.0f} ms", f"{side.p95_between_ms:.0f} ms", f"{side.p95_ratio:.2f}",
-             *(("–" if cost is None else f"{cost:.3f}") for cost in (side.provisioned, side.standby, side.busy)),
+             *(in_words(cost, 3) for cost in (side.provisioned, side.standby, side.busy)),
              side.failed)
             for name, side in sides.items()
         ],

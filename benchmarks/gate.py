@@ -27,7 +27,7 @@ import numpy as np
 
 from benchmarks.harness.local_pipeline import LocalPipeline
 from benchmarks.harness.options import AT_LEAST_1, benchmark, listed, seed_option
-from benchmarks.harness.report import print_result, print_table
+from benchmarks.harness.report import in_words, print_result, print_table
 from benchmarks.pipeline import make_texts
 from moe.reference import WholeModel
 from smoe.pipelines import ensure_pipeline
@@ -103,13 +103,11 @@ def main(
         ) as pipeline:
             figures = measure(pipeline, texts[:size], expected[:size], calls)
         rows.append({"functions": count, "dispatch": rule, "gate": gate, "texts": size, **figures})
-    shown = [[row["functions"] or "no limit", *(_words(value) for value in list(row.values())[1:])] for row in rows]
+    shown = [
+        [row["functions"] or "no limit", *(in_words(value, 1) for value in list(row.values())[1:])] for row in rows
+    ]
     print_table(f"{name} on {machines} machines, by pass", list(rows[0]), shown)
     print_result({"rows": rows, "machines": machines, "replicas": replicas, "layers": manifest.layers})
-
-
-def _words(value: Any) -> str:
-    return f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":

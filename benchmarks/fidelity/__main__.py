@@ -53,7 +53,7 @@ from benchmarks.fidelity.runs import (
 )
 from benchmarks.harness.options import PRESENT, benchmark, listed
 from benchmarks.harness.replay_process import ReplayProcess
-from benchmarks.harness.report import print_result, print_table, progress
+from benchmarks.harness.report import in_words, print_result, print_table, progress
 from benchmarks.harness.running import local_gateway, running_pipeline
 from moe.reference import WholeModel
 from platform_words.memory import RuntimeMemory
@@ -212,9 +212,7 @@ def print_cells(rows: Sequence[dict[str, Any]]) -> None:
             runs = " ".join(f"{value:.{digits}f}" for value in row[name]["measured"])
             figures += [runs, f"{row[name]['simulated']:.{digits}f}"]
         cell = Cell(**row["cell"])
-        state = (
-            " ".join("–" if one is None else f"{one:.2f}" for one in row[name]) for name in ("pace", "others_cores")
-        )
+        state = (" ".join(in_words(one, 2) for one in row[name]) for name in ("pace", "others_cores"))
         profiled = "–" if row["measured_part"] is None else f"{row['measured_part']:.0%}"
         lines.append((cell.name, *figures, *state, profiled, row["failed"]))
     print_table("the running pipeline and its simulation", columns, lines)

@@ -93,6 +93,11 @@ def print_table(
     Console(stderr=not stdout, width=width).print(table)
 
 
+def in_words(value: object, digits: int) -> str:
+    """A cell of a table: fractions with so many digits, "–" where nothing was measured."""
+    return "–" if value is None else f"{value:.{digits}f}" if isinstance(value, float) else str(value)
+
+
 def print_figures(title: str | None, result: Mapping[str, object]) -> None:
     """A row for every figure of a result, on stdout."""
     print_table(title, ("figure", "value"), result.items(), stdout=True)

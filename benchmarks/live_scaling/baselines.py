@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness.options import AT_LEAST_1, benchmark, listed, seed_option
-from benchmarks.harness.report import print_result, print_table, progress
+from benchmarks.harness.report import in_words, print_result, print_table, progress
 from benchmarks.live_scaling.attainment import Ramp, sustained
 from functions.scheduling.settings import Targets
 from simulation.generation.engine import Request
@@ -259,8 +259,8 @@ def main(
     if load == "step":
         rows = step(ways, rates, change, after_s, seed)
         heads = ("way", *next(iter(rows.values())))
-        print_table(f"Simulated: {SERVED}, {rates[0]:g} to {rates[1]:g} requests/s", heads,
-                    [(way, *map(_words, row.values())) for way, row in rows.items()], width=170)  # fmt: skip
+        shown = [(way, *(in_words(value, 2) for value in row.values())) for way, row in rows.items()]
+        print_table(f"Simulated: {SERVED}, {rates[0]:g} to {rates[1]:g} requests/s", heads, shown, width=170)
         result |= {"ways": rows, "memory": show_memory()}
     else:
         seconds = order_s + after_s
@@ -270,10 +270,6 @@ def main(
         print_table(f"Simulated: {SERVED}, within {TARGETS.ttft_s:g} s", ("requests/s", *result["ways"]),
                     list(zip(pairs, *shown, strict=True)))  # fmt: skip
     print_result(result)
-
-
-def _words(value: Any) -> str:
-    return "–" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":
