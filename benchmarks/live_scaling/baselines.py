@@ -259,8 +259,8 @@ def main(
     if load == "step":
         rows = step(ways, rates, change, after_s, seed)
         heads = ("way", *next(iter(rows.values())))
-        shown = [(way, *(in_words(value, 2) for value in row.values())) for way, row in rows.items()]
-        print_table(f"Simulated: {SERVED}, {rates[0]:g} to {rates[1]:g} requests/s", heads, shown, width=170)
+        cells = [(way, *(in_words(value, 2) for value in row.values())) for way, row in rows.items()]
+        print_table(f"Simulated: {SERVED}, {rates[0]:g} to {rates[1]:g} requests/s", heads, cells, width=170)
         result |= {"ways": rows, "memory": show_memory()}
     else:
         seconds = order_s + after_s

@@ -363,6 +363,8 @@ def test_the_slo_binds_where_the_simulated_window_misses_it_whatever_the_model_s
         ({"patterns": ("spiky",)}, "spiky"),
         ({"policies": ("best",)}, "best"),
         ({"policies": ("hpa", "hpa")}, "each once"),
+        ({"world": "flat"}, "world is flat"),
+        ({"hop_factor": 0.0}, "hop_factor is 0.0; allowed are numbers above 0"),
         ({"policies": ("hpa", "nowhere.py:make")}, "nowhere.py:make.*cannot be loaded"),
         ({"policies": ("hpa", "json:make+burst")}, "json:make.*cannot be loaded.*make"),
         ({"seeds": ()}, "seeds"),
