@@ -1,4 +1,4 @@
-"""Learnt policies as what decides in the simulator, and runs of ``smoe lab train``."""
+"""Learnt policies and their teacher as what decides in the simulator, and runs of ``smoe lab train``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from rl.train.display import line_of
 from rl.train.parallel_episodes import Actions, Decide
 from rl.train.run import Run
 from rl.train.settings import TrainingSettings
+from rl.train.teacher import TeacherSettings
+from rl.train.warm_start import Teaching, teacher_of, to_indices
 
 
 def acting(path: Path) -> Decide:
@@ -22,6 +24,22 @@ def acting(path: Path) -> Decide:
 
     def decide(episodes: list[Episode], states: list[State]) -> list[Actions]:
         return list(decide_by(actor, Batch.of(episodes[0].encoder.space, states)))
+
+    return decide
+
+
+def teaching(settings: TeacherSettings) -> Decide:
+    """The teacher of the warm start as a policy, made once for each episode."""
+    teachers: dict[int, tuple[Episode, Teaching]] = {}
+
+    def decide(episodes: list[Episode], states: list[State]) -> list[Actions]:
+        actions = []
+        for episode, state in zip(episodes, states, strict=True):
+            if id(episode) not in teachers:
+                teachers[id(episode)] = episode, teacher_of(episode, settings)
+            plan = teachers[id(episode)][1].plan(episode.observation)[0]
+            actions.append(to_indices(plan, episode, state))
+        return actions
 
     return decide
 

@@ -17,6 +17,7 @@ from autoscaler.contract import Burst, Configuration, ConfigurationSpace
 from evaluation.uniform import fits
 from rl.episodes import WINDOW_S, in_world_of, steady_cost
 from rl.episodes.clips import REFERENCE_RPS
+from rl.episodes.sizes import resized
 from rl.reward import RewardSettings
 from simulation.workloads.custom import CPU_STARTS, GPU_STARTS
 from simulation.workloads.paper import PAPER_WORKLOADS, paper_workload
@@ -65,6 +66,8 @@ class PaperKind:
     window_s: float = WINDOW_S
     slo_s: float | None = None
     """SLO of a variant without GPU shares; None: the paper's workload as it is."""
+    size: tuple[int, int] | None = None
+    """MoE layers and experts of each, where they are not the paper's."""
     speed: float = 1.0
     """Where it is above 1, cold starts, resizes and drains are as much quicker: windows, load within them and what a
     change takes stay as they are to each other, and a window has that many times fewer requests to simulate."""
@@ -81,6 +84,8 @@ class PaperKind:
     def workload(self, seed: int, mean_rps: float = 0.0) -> Workload:
         space = None if self.slo_s is None else ConfigurationSpace(gpu_shares=())
         workload = paper_workload(self.paper, space=space, mean_rps=mean_rps, seed=seed)
+        if self.size is not None:
+            workload = resized(workload, *self.size, seed=seed)
         workload = replace(
             workload,
             name=self.name,
@@ -95,11 +100,16 @@ VARIANTS = (
     PaperKind("bert-4-cores", "bert-4", slo_s=0.2),
     PaperKind("bert-6-cores-2s", "bert-6", window_s=2.0, slo_s=0.2),
 )
+SIZES = tuple(
+    PaperKind(f"bert-8-{layers}x{experts}", "bert-8", size=(layers, experts))
+    for layers, experts in ((12, 16), (12, 32), (12, 64), (6, 8), (24, 8))
+)
+"""What an agent of the paper's sizes is put on without training (``python -m benchmarks.zero_shot``)."""
 QUICK = tuple(
     PaperKind(f"{name}-quick", name, window_s=6.0, speed=5.0, mean_rps=(20.0, 500.0)) for name in PAPER_WORKLOADS
 )
 """The paper's workloads at loads at which calls wait, in a fifth of the time."""
-KINDS = {kind.name: kind for kind in (*(PaperKind(name, name) for name in PAPER_WORKLOADS), *VARIANTS, *QUICK)}
+KINDS = {kind.name: kind for kind in (*(PaperKind(name, name) for name in PAPER_WORKLOADS), *VARIANTS, *SIZES, *QUICK)}
 
 
 def starts_within(kind: Kind, workload: Workload, burst: Burst | None = None) -> list[Configuration]:

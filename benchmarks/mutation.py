@@ -1,6 +1,6 @@
 """How many broken lines the tests notice.
 
-    python -m tests.mutation --seed 0
+    python -m benchmarks.mutation --seed 0
 
 Breaks one line at a time in a copy of the tree (a comparison turned round, a number changed, a call dropped, a
 condition negated), spread over all rooms, and runs the tests that could notice: first those that import the broken
