@@ -79,7 +79,9 @@ def test_training_fills_learns_and_judges(grid: Grid) -> None:
     assert bool((weights_of(trainer) != before).any())
     assert trainer.judge().judged_windows == 4
     assert (trainer.history.actions.shape, len(trainer.history.prices)) == ((4, 48, 5), 4)
+    filled = weights_of(trainer).clone()
     trainer.step()
+    assert bool((weights_of(trainer) != filled).any())
     assert trainer.buffer.added == 10 + 5  # so few good actions have nearly one price, and no other is safe
 
 
