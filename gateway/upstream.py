@@ -62,7 +62,6 @@ class UpstreamConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._timeout_s = self._silence_s = 0.0
         self._socket: liveness.Socket | None = None
-        self._looking: asyncio.TimerHandle | None = None
         self.headers: list[tuple[bytes, bytes]] = []
         self.status = 0
         self.idle_since_s = 0.0
@@ -200,28 +199,20 @@ class UpstreamConnection(asyncio.Protocol):
         """Wait until status and headers are there. Raises UpstreamError, UpstreamTimeoutError."""
         if self._sender is None and not self._head_done:
             self._start_timer()
-        if self._silence_s:
-            self._look_later(self._loop.time())
+        watch = None
+        if self._silence_s and self._socket is not None:
+            watch = liveness.Watch(self._loop, self._socket, self._silence_s, self._fall_silent)
         try:
             while not self._head_done:
                 self._raise_if_ended("no reply")
                 await self._wait()
         finally:
             self._stop_timer()
-            if self._looking is not None:
-                self._looking.cancel()
-                self._looking = None
+            if watch is not None:
+                watch.cancel()
 
-    def _look_later(self, begun_s: float) -> None:
-        self._looking = self._loop.call_later(self._silence_s / 3, self._look, begun_s)
-
-    def _look(self, begun_s: float) -> None:
-        """Give the call up where the replica's machine has been silent for too long since it began."""
-        silent_s = liveness.silent_s(self._socket) if self._socket is not None else 0.0
-        if min(silent_s, self._loop.time() - begun_s) < self._silence_s:
-            self._look_later(begun_s)
-        else:
-            self.abort(f"its machine has acknowledged nothing for {silent_s:.1f} s")
+    def _fall_silent(self, silent_s: float) -> None:
+        self.abort(f"its machine has acknowledged nothing for {silent_s:.1f} s")
 
     def _raise_if_ended(self, what: str) -> None:
         if self._fault is not None:

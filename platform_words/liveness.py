@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 import sys
+from collections.abc import Callable
 from typing import Protocol
 
 DEFAULT_S = 3.0
@@ -31,6 +32,20 @@ class Socket(Protocol):
     def setsockopt(self, level: int, option: int, value: int, /) -> object: ...
 
     def getsockopt(self, level: int, option: int, size: int, /) -> bytes: ...
+
+
+class Timer(Protocol):
+    """What a loop gives for a call that comes later."""
+
+    def cancel(self) -> None: ...
+
+
+class Loop(Protocol):
+    """The part of an event loop that keeps time."""
+
+    def time(self) -> float: ...
+
+    def call_later(self, delay: float, callback: Callable[[], object], /) -> Timer: ...
 
 
 def probe(connection: Socket) -> None:
@@ -58,3 +73,24 @@ def silent_s(connection: Socket) -> float:
         return 0.0
     probes, unacknowledged, last_ms = _FIELDS.unpack(info)
     return last_ms / 1000 if unacknowledged or probes >= UNANSWERED else 0.0
+
+
+class Watch:
+    """Looks three times within ``silence_s`` whether the other end's machine acknowledges anything, until cancelled;
+    calls ``given_up`` once, with the seconds that it has been silent for since, where they are too many."""
+
+    def __init__(self, loop: Loop, connection: Socket, silence_s: float, given_up: Callable[[float], object]) -> None:
+        self._loop, self._connection, self._silence_s, self._given_up = loop, connection, silence_s, given_up
+        self._begun_s = loop.time()
+        self._later: Timer = loop.call_later(silence_s / 3, self._look)
+
+    def cancel(self) -> None:
+        """Look no more."""
+        self._later.cancel()
+
+    def _look(self) -> None:
+        silent = min(silent_s(self._connection), self._loop.time() - self._begun_s)
+        if silent < self._silence_s:
+            self._later = self._loop.call_later(self._silence_s / 3, self._look)
+        else:
+            self._given_up(silent)

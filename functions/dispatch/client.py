@@ -55,7 +55,6 @@ class HttpConnection(asyncio.Protocol):
         self.usable = False
         self._begun = False
         self._socket: liveness.Socket | None = None
-        self._looking: asyncio.TimerHandle | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._headers: dict[str, str] = {}
         self._body = bytearray()
@@ -120,8 +119,9 @@ class HttpConnection(asyncio.Protocol):
         self._waiter = waiter
         self._begun = False
         timer = self._loop.call_later(timeout_s, self._expire)
-        if silence_s:
-            self._look_later(self._loop.time(), silence_s)
+        watch = None
+        if silence_s and self._socket is not None:
+            watch = liveness.Watch(self._loop, self._socket, silence_s, self._fall_silent)
         self._transport.writelines([head, *chunks])
         try:
             return await waiter
@@ -130,20 +130,10 @@ class HttpConnection(asyncio.Protocol):
             raise
         finally:
             timer.cancel()
-            if self._looking is not None:
-                self._looking.cancel()
-                self._looking = None
+            if watch is not None:
+                watch.cancel()
 
-    def _look_later(self, begun_s: float, silence_s: float) -> None:
-        self._looking = self._loop.call_later(silence_s / 3, self._look, begun_s, silence_s)
-
-    def _look(self, begun_s: float, silence_s: float) -> None:
-        """Give the call up where the other machine has been silent for too long since it began."""
-        silent_s = liveness.silent_s(self._socket) if self._socket is not None else 0.0
-        silent_s = min(silent_s, self._loop.time() - begun_s)
-        if silent_s < silence_s:
-            self._look_later(begun_s, silence_s)
-            return
+    def _fall_silent(self, silent_s: float) -> None:
         message = f"the other machine has acknowledged nothing for {silent_s:.1f} s"
         self._end(SilentPeerError(message, reason="silent", begun=self._begun))
         self.usable = False
