@@ -31,7 +31,6 @@ from typing import Any
 
 import click
 import numpy as np
-import torch
 
 from autoscaler.build import build_controller
 from autoscaler.contract import ConfigurationSpace
@@ -41,9 +40,8 @@ from benchmarks.arrow import planner
 from benchmarks.arrow.live_scenario import ANSWER, PROMPT, WORDS, Instance, Scenario, request, simulated
 from benchmarks.arrow.running_rules import LiveFrontEnd, RulePolicy, SlowStarts, Together, counts_of, line
 from benchmarks.decoder_live.loads import Request, send
-from benchmarks.decoder_live.runs import WARM, cores_busy, different
+from benchmarks.decoder_live.runs import WARM, cores_busy, different, whole_model
 from benchmarks.fidelity.machine import Usage
-from benchmarks.generation import build
 from benchmarks.harness.controlling import controlling
 from benchmarks.harness.options import AT_LEAST_1, benchmark, listed
 from benchmarks.harness.report import print_result, print_table, progress
@@ -282,11 +280,7 @@ def run_all(
     stored: Path | None,
     show: Callable[[str, float], None],
 ) -> tuple[Scenario, dict[str, dict[str, Any]]]:
-    build(folder, SHAPE, 0)
-    torch.set_num_threads(1)
-    model = WholeModel(folder / "random")
-    for segment in model.manifest.segments:
-        model.programs[segment.id].open_cache(kv_mib << 20)
+    model = whole_model(folder, SHAPE, kv_mib)
     deployment = DeploymentSettings(
         max_functions=2, kv_mib=kv_mib, ingress_cpu_cores=INGRESS_CORES / cores, max_replicas=most
     )

@@ -20,18 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import click
-import torch
 
 from autoscaler.contract import Configuration
 from benchmarks.closed_loop.contenders import turns
 from benchmarks.decoder_live.loads import LOADS, SHAPE, requests_of
-from benchmarks.decoder_live.runs import Setting, contender, measured
-from benchmarks.generation import build
+from benchmarks.decoder_live.runs import Setting, contender, measured, whole_model
 from benchmarks.harness.options import AT_LEAST_1, benchmark, data_option, listed
 from benchmarks.harness.report import print_result, print_table, progress
 from benchmarks.harness.run_folder import run_folder
 from benchmarks.harness.running import local_gateway, running_pipeline
-from moe.reference import WholeModel
 from smoe.deployment import DeploymentSettings
 
 KV_MB = 16
@@ -50,11 +47,7 @@ def run_all(
     show: Callable[[str, float], None],
 ) -> list[dict[str, Any]]:
     """A row for each load and policy; whoever comes first meets a pipeline that has just been started, each in turn."""
-    build(folder, SHAPE, 0)
-    torch.set_num_threads(1)
-    model = WholeModel(folder / "random")
-    for segment in model.manifest.segments:
-        model.programs[segment.id].open_cache(KV_MB << 20)
+    model = whole_model(folder, SHAPE, KV_MB)
     deployment = DeploymentSettings(
         kv_mib=KV_MB, ingress_cpu_cores=INGRESS_CORES / cpu_scale, max_replicas=setting.most
     )

@@ -8,10 +8,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
+import torch
 
 from autoscaler.build import build_controller
 from autoscaler.contract import Configuration, ConfigurationSpace, TickReport
@@ -20,7 +22,7 @@ from autoscaler.settings import ControllerSettings
 from benchmarks.closed_loop.contenders import PUBLISHED_TICK_S
 from benchmarks.decoder_live.loads import Request, send
 from benchmarks.fidelity.runs import settle
-from benchmarks.generation import in_one_process
+from benchmarks.generation import build, in_one_process
 from benchmarks.harness.controlling import controlling
 from benchmarks.harness.running import RunningPipeline
 from benchmarks.harness.streams import WHOLE, Stream
@@ -221,6 +223,17 @@ def window_of(report: TickReport, begun_s: float) -> dict[str, Any]:
         "tpot_ms_p95": None if texts is None or texts.tpot_p95_s is None else round(1000 * texts.tpot_p95_s, 1),
         "reason": reasons[0] if reasons else "",
     }
+
+
+def whole_model(folder: Path, shape: dict[str, Any], kv_mib: int) -> WholeModel:
+    """The random decoder of this shape, made in ``folder / "random"``, with room for so many MiB of keys and values in
+    each segment."""
+    build(folder, shape, 0)
+    torch.set_num_threads(1)
+    model = WholeModel(folder / "random")
+    for segment in model.manifest.segments:
+        model.programs[segment.id].open_cache(kv_mib << 20)
+    return model
 
 
 def different(model: WholeModel, requests: Sequence[Request], streams: Sequence[Stream], count: int) -> int:
