@@ -23,6 +23,7 @@ settings.register_profile("quick", settings.get_profile("untimed"), max_examples
 settings.load_profile("untimed")  # a busy machine is no failure
 sys.dont_write_bytecode = False  # otherwise every worker and every process of a test compiles the tree again
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # as `make` does: there is a worker for every core
 MOST_WORKERS = 4
 ALL_SLOW = re.compile(r"^pytestmark = (\[\s*)?pytest\.mark\.slow\b", re.MULTILINE)
 FIRST = (

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from functions.serving import connection
 from functions.serving.connection import Connection
 from functions.serving.server import FunctionServer, ServerSettings
 from functions.wire.messages import Reply, Request, error_reply
@@ -62,7 +63,10 @@ async def test_chunked_bodies_are_read_whole(start: Any) -> None:
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     ],
 )
-async def test_what_is_not_http_gets_400_and_a_closed_connection(start: Any, data: bytes) -> None:
+async def test_what_is_not_http_gets_400_and_a_closed_connection(
+    start: Any, monkeypatch: pytest.MonkeyPatch, data: bytes
+) -> None:
+    monkeypatch.setattr(connection, "LINGER_S", 0.01)
     running = await start(echo())
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
     writer.write(data)

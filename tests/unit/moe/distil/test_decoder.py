@@ -146,7 +146,7 @@ def test_layers_that_are_named_get_experts(file: Path, tmp_path: Path, monkeypat
     texts = {"code": [f"{TEXT} {place}" for place in range(40)]}
     monkeypatch.setattr(decode, "training_texts", lambda *_: (texts, texts))
     asked = [str(file), "--out", str(tmp_path / "a"), "--layers", "2", "--at", "2,0", "--shared", "16", "--rank", "4"]
-    done = CliRunner().invoke(distil, [*asked, "--rounds", "2", "--joint", "256"])
+    done = CliRunner().invoke(distil, [*asked, "--rounds", "2", "--joint", "256", "--tokens", "512", "--threads", "1"])
     assert done.exit_code == 0, done.output
     assert load_adapter(tmp_path / "a").layers == (0, 2)
 
