@@ -20,7 +20,7 @@ from autoscaler.prices import money
 from evaluation.bound.last_window import MakingSettings as PlannerSettings
 from evaluation.bound.last_window import Plan, pass_slo_s, workload_of
 from platform_words.bursts import MAX_STANDBYS
-from rl.agent.contract import Batch, Floats32
+from rl.agent.contract import Batch
 from rl.agent.doubts import RANGES, Doubts
 from rl.agent.errors import NetworkError
 from rl.features import Encoder, calls_of
@@ -69,10 +69,8 @@ class StaffingRule:
         experts = [node.function for node in self._workload.experts]
         depth = None if work is None else self._depth(experts, observation, work)
         correction = NONE if self._by_cpu else Correction.of(memory).after(self._workload, observation)
-        answer = proposal(
-            self._staffing, self._workload, observation, self._actions, priority, room, memory, depth, correction
-        )
-        answer = replace(answer, doubt=self._doubt(observation))
+        plan = self._staffing.plan(observation, self._actions, priority, room_of(room), depth, correction)
+        answer = replace(proposal(plan, self._workload, self._actions, memory), doubt=self._doubt(observation))
         if work is None:
             return replace(answer, memory=correction)
         segments = self._staffed_segments(observation, work)
@@ -141,7 +139,8 @@ class LearntStaffingPolicy:
             return Proposal({}, held, memory)
         state, history = self.encoder.encode(observation, memory)
         actions, priority = decided(self._actor, self.encoder, Batch.of(self.encoder.space, [state]))
-        answer = proposal(self._staffing, self._workload, observation, actions, priority, state.room, history)
+        plan = self._staffing.plan(observation, actions, priority, room_of(state.room), None, NONE)
+        answer = proposal(plan, self._workload, actions, history)
         return replace(answer, doubt=self._doubts.sentence(state, observation))
 
 
@@ -163,21 +162,8 @@ def decided(actor: StaffingActor, encoder: Encoder, batch: Batch) -> tuple[Actio
     return staffed.actions[0].numpy()[mask], staffed.priority[0].numpy()[mask].astype(np.float64)
 
 
-def proposal(
-    staffing: Staffing,
-    workload: Workload,
-    observation: Observation,
-    actions: Actions,
-    priority: Floats,
-    room: Floats32 | None,
-    memory: Memory,
-    depth: Depth | None = None,
-    correction: Correction = NONE,
-) -> Proposal:
-    """What is asked for, each with the eight numbers as the reason. ``actions`` [experts, numbers], ``priority``
-    [experts], ``room`` [cores, MiB, tenths of a GPU], ``depth`` and ``correction`` as of
-    :meth:`rl.staffing.action.Staffing.plan`."""
-    plan = staffing.plan(observation, actions, priority, room_of(room), depth, correction)
+def proposal(plan: Plan, workload: Workload, actions: Actions, memory: Memory) -> Proposal:
+    """What is asked for, each with the eight numbers as the reason. ``actions`` [experts, numbers]."""
     if not plan.desired:
         missing = "no data: the load of an expert is not known, and all are planned together"
         return Proposal({}, {node.function: missing for node in workload.experts}, memory)
