@@ -17,10 +17,11 @@ from collections.abc import Callable, Mapping
 import torch
 import uvloop
 
-from functions import applications, rehearsal
+from functions import applications, preloading
 from functions.ingress import handler as _preloaded_ingress  # noqa: F401 (forked workers share what is imported here)
 from functions.serving import heap, live_settings
 from functions.serving import nodes as _preloaded_nodes  # noqa: F401
+from functions.serving.rehearsal import rehearse
 from functions.serving.server import FunctionServer, ServerSettings
 from functions.serving.settings import FunctionSettings, SettingsError, from_environment
 from moe.errors import MoeError
@@ -31,7 +32,8 @@ log = logging.getLogger("functions.worker")
 def main(environ: Mapping[str, str], listener: socket.socket, ready: Callable[[], None]) -> None:
     """Serve the function described by ``environ`` on ``listener`` until SIGTERM, drain, return.
 
-    ``ready`` is called once the weights are mapped and the server accepts; SettingsError or MoeError come before that.
+    ``ready`` is called once the weights are mapped, calls are rehearsed and the server accepts; SettingsError or
+    MoeError come before that.
     """
     with _runner() as runner:
         runner.run(_serve(from_environment(environ), listener, ready))
@@ -40,21 +42,21 @@ def main(environ: Mapping[str, str], listener: socket.socket, ready: Callable[[]
 def prepare(environ: Mapping[str, str]) -> Callable[[Mapping[str, str], socket.socket, Callable[[], None]], None]:
     """What can be done before the function is known, for a standby of this pipeline; returns the rest of :func:`main`.
 
-    The event loop, the manifest, and one call of the smallest expert, so that the memory which is first touched by
+    The event loop, the manifest, and a few calls of the smallest expert, so that the memory which is first touched by
     attaching and computing is there; of an ingress the tokenizer. Weights stay mapped by nobody. Raises SettingsError
     or MoeError.
     """
     runner = _runner()
     loop = runner.get_loop()
     settings = from_environment(environ)
-    rehearsed = rehearsal.read(settings)
+    preloaded = preloading.read(settings)
     if not settings.is_ingress:
-        rehearsal.rehearse(settings, rehearsed.manifest, loop)
+        loop.run_until_complete(preloading.rehearse_smallest(settings, preloaded.manifest))
 
     def rest(environ: Mapping[str, str], listener: socket.socket, ready: Callable[[], None]) -> None:
         settings = from_environment(environ)
         with runner:
-            runner.run(_serve(settings, listener, ready, rehearsed if rehearsed.is_of(settings.pipeline_dir) else None))
+            runner.run(_serve(settings, listener, ready, preloaded if preloaded.is_of(settings.pipeline_dir) else None))
 
     return rest
 
@@ -71,7 +73,7 @@ async def _serve(
     settings: FunctionSettings,
     listener: socket.socket,
     ready: Callable[[], None],
-    preloaded: rehearsal.Preloaded | None = None,
+    preloaded: preloading.Preloaded | None = None,
 ) -> None:
     loop = asyncio.get_running_loop()
     manifest, tokenizer = (preloaded.manifest, preloaded.tokenizer) if preloaded else (None, None)
@@ -84,6 +86,7 @@ async def _serve(
     loop.add_signal_handler(signal.SIGHUP, live_settings.apply, settings, server)
     live_settings.apply(settings, server)
     following = loop.create_task(live_settings.follow(settings, server))
+    await rehearse(application)
     await server.start(listener)
     gc.freeze()
     ready()

@@ -101,6 +101,13 @@ class _Duration(click.ParamType[float]):
     "--standbys", type=click.IntRange(0, 1000), default=2, help="process: prepared workers kept for each pipeline."
 )
 @click.option(
+    "--startup-cpu-boost",
+    type=click.FloatRange(0, 1024),
+    default=1.0,
+    envvar="startup_cpu_boost",
+    help="process: real cores of a replica until it is ready, where its limit is less.",
+)
+@click.option(
     "--basic-auth/--no-basic-auth", default=True, envvar="basic_auth", help="Ask for the password under /system."
 )
 @click.option(
@@ -319,6 +326,7 @@ def _process_settings(settings: GatewaySettings, url: str) -> ProcessSettings:
         machines=settings.machines,
         networks=parse_networks(settings.networks, settings.machines),
         standbys=settings.standbys,
+        startup_cpu_boost=settings.startup_cpu_boost,
     )
 
 

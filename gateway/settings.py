@@ -71,6 +71,8 @@ class GatewaySettings:
     """Network namespaces of machines, ``MACHINE=ADDRESS@FILE``."""
     standbys: int = 2
     """Prepared workers kept for each pipeline."""
+    startup_cpu_boost: float = 1.0
+    """Real cores of a replica until it is ready, where its limit is less."""
     keeps_functions: bool = True
     """The state folder holds what was deployed; not so where the backend does, as a cluster."""
 

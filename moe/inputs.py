@@ -72,6 +72,21 @@ class InputRules:
                     f"{self.node_id}: token id {bad} is outside the vocabulary, 0 to {self.vocab_size - 1}."
                 )
 
+    def made_up(self, tokens: int) -> dict[str, Tensor]:
+        """A call ``[tokens, …]`` that the node accepts: one text of so many tokens, or of as many as it takes."""
+        if "lengths" in self.names:
+            tokens = min(tokens, self.max_positions)
+        sizes = dict.fromkeys(self.names, tokens)
+        if "memory_lengths" in self.names:
+            memory = "memory" if "memory" in self.names else "hidden"
+            sizes[memory] = sizes["memory_lengths"] = min(tokens, self.memory_positions)
+        made = {name: torch.zeros(sizes[name], width, dtype=self.dtype) for name, width in self.widths.items()}
+        if "token_ids" in self.names:
+            made["token_ids"] = torch.zeros(sizes["token_ids"], dtype=torch.int64)
+        for name in self.names & {"lengths", "memory_lengths"}:
+            made[name] = torch.tensor([sizes[name]])
+        return made
+
     def _matrix(self, name: str, tensor: Tensor, width: int) -> None:
         if tensor.dim() != 2 or tensor.shape[1] != width or tensor.shape[0] < 1 or tensor.dtype != self.dtype:
             raise ProgramInputError(

@@ -97,6 +97,10 @@ class NodeProgram:
         with computing."""
         self.rules.check(tensors)
 
+    def made_up(self, tokens: int) -> Tensors:
+        """A call ``[tokens, …]`` that it accepts, for a rehearsal."""
+        return self.rules.made_up(tokens)
+
     def run(self, tensors: Mapping[str, Tensor], *, all_logits: bool = False, checked: bool = False) -> Tensors:
         """Compute the node's reply (names and shapes: architecture.md, section 2).
 

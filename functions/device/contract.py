@@ -28,6 +28,9 @@ class Program(Protocol):
     def check(self, tensors: Any) -> None:
         """Raises ``moe.errors.ProgramInputError`` for tensors ``[tokens, …]`` that are not what the node takes."""
 
+    def made_up(self, tokens: int) -> Any:
+        """A call ``[tokens, …]`` that it takes, for a rehearsal."""
+
 
 class Device(Protocol):
     """Reads, computes and writes calls. ``run`` and ``check`` are called by one thread at a time."""

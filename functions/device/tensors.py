@@ -147,7 +147,7 @@ class GpuDevice(TorchDevice):
             lent = None if self._lender is None else self._lender.tensors
             program = load_node(directory, manifest, node_id, self._place, lent)
             for tokens in REHEARSED_TOKENS:
-                self._run(program, [made_up_call(program, tokens)], all_logits=False)
+                self._run(program, [program.made_up(tokens)], all_logits=False)
         return program
 
     def run(self, program: NodeProgram, calls: Sequence[Mapping[str, Tensor]], all_logits: bool) -> list[Tensors]:
@@ -226,24 +226,6 @@ def _warn_without_daemon(variables: Mapping[str, str]) -> None:
     pipe = Path(variables.get("CUDA_MPS_PIPE_DIRECTORY", MPS_PIPE_DEFAULT))
     if "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" in variables and not (pipe / MPS_PID_FILE).exists():
         log.warning("no MPS control daemon at %s: CUDA will run without MPS, and the GPU share is not enforced", pipe)
-
-
-def made_up_call(program: NodeProgram, tokens: int) -> Tensors:
-    """A call that ``program`` accepts, of one text of ``tokens`` tokens or as many as it takes."""
-    rules = program.rules
-    if "lengths" in rules.names:
-        tokens = min(tokens, rules.max_positions)
-    sizes = dict.fromkeys(rules.names, tokens)
-    if "memory_lengths" in rules.names:
-        input_name = "memory" if "memory" in rules.names else "hidden"
-        sizes[input_name] = min(tokens, rules.memory_positions)
-        sizes["memory_lengths"] = sizes[input_name]
-    made = {name: torch.zeros(sizes[name], width, dtype=rules.dtype) for name, width in rules.widths.items()}
-    if "token_ids" in rules.names:
-        made["token_ids"] = torch.zeros(sizes["token_ids"], dtype=torch.int64)
-    for name in READ_ON_HOST & rules.names:
-        made[name] = torch.tensor([sizes[name]])
-    return made
 
 
 @contextmanager

@@ -131,6 +131,10 @@ class ArraysExpert:
                 f"{self.id}: x is {list(x.shape)} {x.dtype}, allowed is [1 or more, {width}] float32."
             )
 
+    def made_up(self, tokens: int) -> dict[str, Floats]:
+        """A call ``x [tokens, d]`` that it accepts, for a rehearsal."""
+        return {"x": np.zeros((tokens, self.first.matrix.shape[0]), np.float32)}
+
     def run(self, x: Floats) -> Floats:
         """``y [m, d]`` of checked tokens ``x [m, d]``."""
         inner = self.first(x)  # [m, F], gated [m, 2 F]

@@ -54,6 +54,10 @@ class GatedExperts:
                     f"{self.id}: machine is {int(machine[0])}, slots has machines 0 to {slots.shape[0] - 1}."
                 )
 
+    def made_up(self, tokens: int) -> Tensors:
+        """A call ``[tokens, d]`` that it accepts, for a rehearsal."""
+        return next(iter(self._experts.values())).made_up(tokens)
+
     def run(self, tensors: Mapping[str, Tensor], *, all_logits: bool = False, checked: bool = False) -> Tensors:
         """The reply to one call; calls are never computed together, as a router's last bits may depend on the other
         rows ``[T, d]`` of its product and all functions must route the same way. Raises ProgramInputError."""

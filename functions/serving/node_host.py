@@ -179,6 +179,23 @@ class NodeHost:
         self._tokens -= call.size
         call.answer(reply)
 
+    def made_up_calls(self, sizes: Sequence[int]) -> Iterator[tuple[str, Sequence[wire.Chunk]]]:
+        """Path and body of a call of each of ``sizes`` tokens, as far as there is room for them, for every program;
+        none where they are on a GPU, which rehearses them as it loads them."""
+        if self._device.in_thread:
+            return
+        for node_id, node in self._nodes.items():
+            path = "/" if node_id == self._only else f"/stage/{node_id}"
+            for tokens in sizes:
+                yield path, self._device.encode(node.program.made_up(min(tokens, self._max_tokens or tokens)))
+
+    def forget_calls(self) -> None:
+        """Calls until now were made up: they are not counted, and what they took is no measure of a node's speed."""
+        self._calls.clear()
+        self._batches, self._batched_calls = [0] * len(self._batches), 0
+        for node in self._nodes.values():
+            node.speed = Speed()
+
     def metrics(self) -> bytes:
         return bytes(generate_latest(self._registry))
 

@@ -34,7 +34,7 @@ class Relay:
     ``max_tokens``: rows of all groups under way (0: no limit), as a row may be named by many groups."""
 
     def __init__(self, inner: Application, loop: asyncio.AbstractEventLoop, key: str, max_tokens: int = 0) -> None:
-        self._inner = inner
+        self.inner = inner
         self._loop = loop
         self._key = key
         self._pools: dict[str, ConnectionPool] = {}
@@ -44,7 +44,7 @@ class Relay:
 
     def submit(self, request: Request, answer: Callable[[Reply], None]) -> None:
         if request.path != RELAY_PATH:
-            self._inner.submit(request, answer)
+            self.inner.submit(request, answer)
             return
         if request.method != "POST":
             answer(error_reply(405, "method", f"{RELAY_PATH} takes POST", platform=False))
@@ -77,12 +77,12 @@ class Relay:
         request.on_abandoned = task.cancel
 
     def metrics(self) -> bytes:
-        return self._inner.metrics()
+        return self.inner.metrics()
 
     def close(self) -> None:
         for pool in self._pools.values():
             pool.close()
-        self._inner.close()
+        self.inner.close()
 
     async def _spread(
         self,
@@ -120,7 +120,7 @@ class Relay:
 
         body = bytearray().join(arrays.encode({"x": x}))
         request_here = Request("POST", path, {}, body, request.arrived_s, request.deadline_s, request.request_id)
-        self._inner.submit(request_here, answered)
+        self.inner.submit(request_here, answered)
         try:
             reply = await replied
         except asyncio.CancelledError:

@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from functions.serving.rehearsal import rehearse
 from functions.serving.server import FunctionServer
 from functions.serving.settings import FunctionSettings, SettingsError
 from functions.serving.weights import provide
@@ -42,7 +43,8 @@ async def become_ready(
     build: Callable[[FunctionSettings], Application],
     waits_s: tuple[float, ...] = WAITS_S,
 ) -> None:
-    """Fetch and prove the files, build the application, make ``server`` ready with it; tries until it succeeds.
+    """Fetch and prove the files, build and rehearse the application, make ``server`` ready with it; tries until it
+    succeeds.
 
     ``server.reason`` states meanwhile what is being done or what is wrong.
     """
@@ -56,6 +58,7 @@ async def become_ready(
         try:
             provided = await loop.run_in_executor(None, lambda: provide(settings, progress, prove=True))
             application = build(provided)
+            await rehearse(application)
         except Exception as error:
             if not isinstance(error, SettingsError | MoeError | OSError):
                 log.exception("this function cannot be built")  # a fault of the image, which must be seen somewhere

@@ -58,6 +58,8 @@ class ProcessSettings:
     starting_share: float = 0.4
     """Weight by which a replica gets processors until it is ready, against a weight of 1 for each that serves; where
     there is enough for all it is no limit."""
+    startup_cpu_boost: float = 1.0
+    """Real cores of a replica until it is ready, where its own limit is less; 0: its limit holds from the start."""
     background_share: float = 0.5
     """Weight of functions annotated as background, which yield to all others."""
     machines: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ import torch
 
 from functions.device.cuda_calls import CudaOpener
 from functions.device.lent import Lender
-from functions.device.tensors import GpuDevice, made_up_call, open_device
+from functions.device.tensors import GpuDevice, open_device
 from functions.memory.cuda_memory import CudaMemory
 from functions.memory.device_regions import DeviceRegions
 from functions.memory.lending import Lending
@@ -48,7 +48,7 @@ def map_there(folder: Path, pipeline: Path, name: str) -> None:
         assert lender.tensors(folder / name / node.weights.file, node.weights.prefix) is not None
         own_bytes += torch.cuda.memory_allocated() - before
         program = device.load(folder / name, manifest, node.id)
-        call = made_up_call(program, 7)
+        call = program.made_up(7)
         expected = load_node(pipeline, manifest, node.id).run(call)
         (found,) = device.run(program, [call], False)
         for key, tensor in expected.items():

@@ -25,7 +25,6 @@ from functions.device.tensors import (
     GpuDevice,
     HostDevice,
     lost_reason,
-    made_up_call,
     open_device,
 )
 from functions.serving import node_host, nodes
@@ -48,7 +47,7 @@ from tests.unit.moe import tiny
 def test_every_node_answers_through_the_device_as_on_the_host(pipeline_of: Callable[[str], Path], family: str) -> None:
     device = gpu(FakeDriver())
     for _, program in every_node(pipeline_of(family)):
-        calls = [made_up_call(program, tokens) for tokens in (1, 5, 300)]
+        calls = [program.made_up(tokens) for tokens in (1, 5, 300)]
         for number, call in enumerate(calls):
             program.check(call)
             for name in call:
@@ -68,7 +67,7 @@ def test_nothing_is_answered_before_the_device_has_finished(bert: Path) -> None:
     driver = FakeDriver()
     device = gpu(driver)
     program = load_node(bert, load(bert, verify=False), "expert-0-0")
-    device.run(program, [made_up_call(program, 3), made_up_call(program, 4)], False)
+    device.run(program, [program.made_up(3), program.made_up(4)], False)
     assert driver.unfinished == 0
 
 
@@ -86,7 +85,7 @@ def test_calls_that_do_not_fit_together_are_computed_one_by_one(bert: Path) -> N
 
     driver = FakeDriver(tight)
     program = load_node(bert, load(bert, verify=False), "expert-0-0")
-    calls = [made_up_call(program, 2), made_up_call(program, 3)]
+    calls = [program.made_up(2), program.made_up(3)]
     replies = gpu(driver).run(program, calls, False)
     assert [reply["y"].shape[0] for reply in replies] == [2, 3]
     assert (driver.computed, driver.dropped) == (3, 1)
@@ -112,7 +111,7 @@ def test_errors_of_a_program_are_not_taken_for_the_devices(error: Exception, ber
     assert lost_reason(error) is None
     program = load_node(bert, load(bert, verify=False), "expert-0-0")
     with pytest.raises(type(error), match=str(error)):
-        gpu(FakeDriver(fail_at(1, error))).run(program, [made_up_call(program, 1)], False)
+        gpu(FakeDriver(fail_at(1, error))).run(program, [program.made_up(1)], False)
 
 
 def test_weights_that_do_not_fit_name_the_node_and_its_size(bert: Path) -> None:

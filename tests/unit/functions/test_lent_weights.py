@@ -28,7 +28,7 @@ from functions import worker
 from functions.device import leases, lent
 from functions.device.leases import LeaseError
 from functions.device.lent import Lender
-from functions.device.tensors import DeviceLostError, GpuDevice, made_up_call, open_device
+from functions.device.tensors import DeviceLostError, GpuDevice, open_device
 from functions.memory import manager as managers
 from functions.memory.device_regions import DeviceRegions
 from functions.memory.lending import Lending
@@ -118,7 +118,7 @@ def test_every_node_answers_from_lent_weights_as_from_the_hosts(
         device = ground.device()
         for node in manifest.nodes:
             program = device.load(ground.weights, manifest, node.id)
-            call = made_up_call(program, 5)
+            call = program.made_up(5)
             expected = load_node(ground.pipeline, manifest, node.id).run(call)
             (found,) = device.run(program, [call], False)
             assert found.keys() == expected.keys()
@@ -168,7 +168,7 @@ def test_nodes_of_one_file_share_a_lease(ground: Ground) -> None:
 def loads(ground: Ground, device: GpuDevice, folder: Path | None = None) -> Tensor:
     manifest = load(ground.pipeline, verify=False)
     program = device.load(folder or ground.weights, manifest, "expert-0-0")
-    return device.run(program, [made_up_call(program, 3)], False)[0]["y"]
+    return device.run(program, [program.made_up(3)], False)[0]["y"]
 
 
 def test_without_a_manager_that_lends_the_worker_copies_and_says_so_once(
@@ -276,7 +276,7 @@ def test_when_the_manager_ends_the_device_counts_as_lost(ground: Ground) -> None
     with pytest.raises(DeviceLostError, match="whose memory this worker maps has ended"):
         device.check()
     with pytest.raises(DeviceLostError, match="whose memory this worker maps has ended"):
-        device.run(program, [made_up_call(program, 3)], False)
+        device.run(program, [program.made_up(3)], False)
 
 
 def test_what_was_computed_while_the_manager_ended_is_answered_to_nobody(ground: Ground) -> None:
@@ -289,7 +289,7 @@ def test_what_was_computed_while_the_manager_ended_is_answered_to_nobody(ground:
         program = device.load(ground.weights, manifest, "expert-0-0")
         driver.plan = lambda count: manager.close()
         with pytest.raises(DeviceLostError, match="whose memory this worker maps has ended"):
-            device.run(program, [made_up_call(program, 3)], False)
+            device.run(program, [program.made_up(3)], False)
 
 
 def test_a_device_that_borrows_nothing_outlives_managers(ground: Ground) -> None:

@@ -79,6 +79,10 @@ class _Slot:
     reader: LineReader | None = None
     share: float = 1.0
     """Weight by which it gets processors once it is ready."""
+    starting: bool = False
+    """It becomes a replica and is not ready yet."""
+    cores: float | None = None
+    """Real cores of its CPU limit once it is ready; None: no limit."""
 
 
 class Launcher:
@@ -169,8 +173,14 @@ class Launcher:
         return self.cgroups.set_memory(slot, limits.memory_bytes)
 
     def limit_cpu(self, slot: str, cores: float | None) -> None:
-        """Configured cores of a running slot; None: no limit. A slot that is gone is left alone."""
-        self.cgroups.set_cpu(slot, None if cores is None else cores * self._settings.cpu_scale)
+        """Configured cores of a running slot, from when it is ready on; until then it has the startup CPU boost where
+        that is more. None: no limit. A slot that is gone is left alone."""
+        held = self._slots.get(slot)
+        if held is None:
+            return
+        held.cores = None if cores is None else cores * self._settings.cpu_scale
+        least = self._settings.startup_cpu_boost if held.starting else 0.0
+        self.cgroups.set_cpu(slot, None if held.cores is None else max(held.cores, least))
 
     def measure(self, slot: str) -> Usage:
         return self.cgroups.measure(slot)
@@ -185,6 +195,7 @@ class Launcher:
         on_end: Callable[[Ended], None],
     ) -> tuple[str, int, str]:
         held = self._slots[slot]
+        held.starting = True
         if not self.limit(slot, limits):
             self._discard(slot)
             raise BackendError(f"a memory limit of {limits.memory_bytes} bytes is less than an empty replica uses")
@@ -241,6 +252,8 @@ class Launcher:
         elif event == "ready" and held.on_ready is not None:
             on_ready, held.on_ready = held.on_ready, None
             self.cgroups.set_share(slot, held.share)
+            held.starting = False
+            self.cgroups.set_cpu(slot, held.cores)  # before anybody hears of the replica, so no call has the boost
             on_ready()
 
     def _take_standby(self, program: Program) -> str | None:
