@@ -37,7 +37,7 @@ def build(
     bounds: ServerSettings | None = None,
 ) -> Application:
     """``manifest``, ``tokenizer``: the pipeline's, where they have been read already. ``bounds``: of the server, which
-    then takes bodies of the application's size. Fetches a pipeline that is
+    then takes bodies of the application's size and drains while texts go on in it. Fetches a pipeline that is
     elsewhere; an ingress begins to follow its replicas. Call on the running loop. Raises SettingsError or
     ManifestError."""
     if settings.pipeline_address is not None:
@@ -52,7 +52,7 @@ def build(
         ingress.follow(resolver_for(settings, manifest))
         log.info("ingress of %s: texts of at most %s tokens", manifest.name, _most_tokens(manifest))
         return ingress
-    application = relaying(_of_nodes(manifest, settings, loop), settings, loop)
+    application = relaying(_of_nodes(manifest, settings, loop, bounds), settings, loop)
     weights = sum(manifest.node(node).parameter_bytes for node in settings.nodes)
     names = ", ".join(settings.nodes)
     where = f"{weights / 2**20:.1f} MiB of weights on the {settings.device.kind}"
@@ -80,12 +80,20 @@ def _bytes_in(node: Node) -> int:
     return node.bytes_in_per_token + 4 * 8
 
 
-def _of_nodes(manifest: Manifest, settings: FunctionSettings, loop: asyncio.AbstractEventLoop) -> Application:
+def _of_nodes(
+    manifest: Manifest,
+    settings: FunctionSettings,
+    loop: asyncio.AbstractEventLoop,
+    bounds: ServerSettings | None,
+) -> Application:
     if settings.engine == "numpy" and expert_nodes.served(manifest, settings):
         return expert_nodes.expert_application(manifest, settings, loop)
     from functions.serving.nodes import node_application
 
-    return node_application(manifest, settings, loop)
+    host = node_application(manifest, settings, loop)
+    if bounds is not None:
+        bounds.holds = host.holds
+    return host
 
 
 def _most_tokens(manifest: Manifest) -> str:

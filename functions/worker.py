@@ -28,6 +28,9 @@ from moe.errors import MoeError
 
 log = logging.getLogger("functions.worker")
 
+CLOSE_S = 1.0
+"""Time for what is under way when the application is closed."""
+
 
 def main(environ: Mapping[str, str], listener: socket.socket, ready: Callable[[], None]) -> None:
     """Serve the function described by ``environ`` on ``listener`` until SIGTERM, drain, return.
@@ -95,7 +98,9 @@ async def _serve(
     following.cancel()
     await server.drain()
     application.close()
-    await asyncio.sleep(0)  # closed connections get their turn
+    cancelled = asyncio.all_tasks() - {asyncio.current_task()}
+    if cancelled:  # they close connections, and an ingress's instances free pages that others would wait for
+        await asyncio.wait(cancelled, timeout=CLOSE_S)
 
 
 def _run_from_environment() -> int:

@@ -50,6 +50,7 @@ from benchmarks.harness.running import RunningPipeline, local_gateway, running_p
 from benchmarks.harness.scaling_watch import FeedWatch, Picture
 from benchmarks.harness.streams import WHOLE, Stream
 from evaluation.processes import worker_processes
+from functions.serving import generation_metric_names as names
 from moe.cache import PAGE_TOKENS
 from moe.reference import WholeModel
 from simulation.generation.hardware import Hardware
@@ -68,6 +69,8 @@ ALONE, TURNS = 6, 3
 CHUNK = 256
 """Tokens of one iteration of the ingress."""
 SETTLE_S = 120.0
+COUNTED = {"moved_bytes": names.KV_MOVED_BYTES, "recomputed_tokens": names.RECOMPUTED_TOKENS}
+"""Figures of a run that are an ingress's counters."""
 
 
 class Bench:
@@ -145,6 +148,7 @@ class Bench:
         self.have(begin)
         self.send([request(0.25 * at, np.random.default_rng(seed + 1)) for at in range(WARM)])
         front_end = self.front_end()
+        before = front_end.read()
         begun_s, clock_s = time.monotonic() + 1.0, time.time() - time.monotonic()
         front_end.look(0.0)
         interval_s = 10 * scenario.shorter
@@ -158,6 +162,8 @@ class Bench:
         row = figures(streams, scenario) | {"simulated": simulated(name, scenario, requests, self.most)}
         row |= self._scale(begun_s, begun_s + scenario.period_s, platform.waits)
         row |= {"decided": policy.decided, "orders_failed": sum(len(report.failures) for report in reports)}
+        after = front_end.read()
+        row |= {word: int(after[name] - before[name]) for word, name in COUNTED.items()}
         row |= {"cores_p95": float(np.quantile(busy, 0.95)), "others": usage.cores()[1]}
         return row | {"different": different(self.model, requests, streams, checked), "checked": checked}
 

@@ -30,7 +30,7 @@ def counts_of(address: str) -> Counts:
     """What an ingress has counted of its texts. Raises requests.RequestException."""
     reply = requests.get(f"http://{address}/metrics", timeout=10)
     reply.raise_for_status()
-    lines = [line for line in reply.text.splitlines() if line.startswith("vllm:")]
+    lines = [line for line in reply.text.splitlines() if line.startswith(("vllm:", "smoe_kv", "smoe_recomputed"))]
     summed: dict[str, float] = {}
     for family in text_string_to_metric_families("\n".join(lines) + "\n"):
         for sample in family.samples:

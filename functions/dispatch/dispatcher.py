@@ -148,13 +148,15 @@ class Dispatcher(Slots):
         record: CallRecord,
         headers: Sequence[tuple[str, str]] = (),
     ) -> RawReply:
-        """One call to this very replica of ``name``, as it holds what the call goes on from; while it is busy (429) the
-        call waits. The reply has any other status. Raises TransportError, also where the replica is not in the table,
+        """One call to this very replica of ``name``, as it holds what the call goes on from, also while it drains; while
+        it is busy (429) the call waits. The reply has any other status. Raises TransportError, also where the replica is not in the table,
         and DeadlineError."""
         while True:
             begun_s = self._loop.time()
             function = self._functions.get(name)
-            slot = function.slots.get(replica_id) if function is not None else None
+            slot = None
+            if function is not None:
+                slot = function.slots.get(replica_id) or function.draining.get(replica_id)
             if function is None or slot is None:
                 raise TransportError(f"{name} has no replica {replica_id} any more", reason="connect")
             if deadline_s <= begun_s:

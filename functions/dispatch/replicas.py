@@ -37,6 +37,8 @@ class FunctionReplicas:
     """Its standbys and their rule (:mod:`platform_words.bursts`); empty without any."""
     standbys: tuple[ReplicaAddress, ...] = ()
     """Those that wait, in the order in which they are activated."""
+    draining: tuple[ReplicaAddress, ...] = ()
+    """Those that get no new calls and are about to end."""
 
 
 @dataclass(slots=True)
@@ -115,4 +117,6 @@ class FunctionSlots:
     deployed: bool = True
     """It is in the last table, if only with no ready replica; or there was no table yet."""
     slots: dict[str, Slot] = field(default_factory=dict)
+    draining: dict[str, Slot] = field(default_factory=dict)
+    """Replicas that end, for those who go on from what they hold."""
     waiting: deque[Waiter] = field(default_factory=deque)

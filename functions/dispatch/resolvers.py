@@ -119,7 +119,7 @@ def table_of(snapshot: Mapping[str, Any], namespace: str) -> dict[str, FunctionR
     table, suffix = {}, "." + namespace
     for key, function in snapshot["functions"].items():
         caller_key = str(function.get("key", ""))
-        ready, standbys = (
+        ready, standbys, draining = (
             tuple(
                 ReplicaAddress(
                     str(replica["id"]), str(replica["address"]), node=str(replica.get("node", "")), key=caller_key
@@ -127,10 +127,10 @@ def table_of(snapshot: Mapping[str, Any], namespace: str) -> dict[str, FunctionR
                 for replica in function["replicas"]
                 if replica["state"] == state
             )
-            for state in ("ready", "standby")
+            for state in ("ready", "standby", "draining")
         )
         rule = int(function.get("desired", 0)), str(function.get("burst", ""))
-        replicas = FunctionReplicas(int(function["max_inflight"]), ready, *rule, standbys)
+        replicas = FunctionReplicas(int(function["max_inflight"]), ready, *rule, standbys, draining)
         if key.endswith(suffix):  # others are of other namespaces
             table[key.removesuffix(suffix)] = replicas
     return table

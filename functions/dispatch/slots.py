@@ -70,7 +70,7 @@ class Slots:
             function = self._functions.setdefault(name, FunctionSlots(name))
             function.deployed = True
             function.max_inflight, function.in_turn = replicas.max_inflight, bool(replicas.burst)
-            self._set_replicas(function, replicas.replicas)
+            self._set_replicas(function, replicas.replicas, replicas.draining)
             self._grant(function)
 
     def busy_s(self, name: str) -> float:
@@ -90,6 +90,11 @@ class Slots:
         """A function's ready replicas."""
         function = self._functions.get(name)
         return [slot.replica for slot in function.slots.values()] if function else []
+
+    def draining(self, name: str) -> list[ReplicaAddress]:
+        """Replicas of a function that were ready and are about to end."""
+        function = self._functions.get(name)
+        return [slot.replica for slot in function.draining.values()] if function else []
 
     def close(self) -> None:
         """Close every connection."""
@@ -129,11 +134,19 @@ class Slots:
             if not waiter.turn.done():
                 waiter.turn.set_exception(NotDeployedError(f"{function.name} is not deployed"))
 
-    def _set_replicas(self, function: FunctionSlots, replicas: Sequence[ReplicaAddress]) -> None:
+    def _set_replicas(
+        self, function: FunctionSlots, replicas: Sequence[ReplicaAddress], draining: Sequence[ReplicaAddress] = ()
+    ) -> None:
         wanted = {replica.id: replica for replica in replicas}
+        ending = {replica.id: replica.address for replica in draining}
         for replica_id in [key for key in function.slots if key not in wanted]:
             slot = function.slots.pop(replica_id)
-            slot.pool.close()
+            if ending.get(replica_id) == slot.replica.address:
+                function.draining[replica_id] = slot
+            else:
+                slot.pool.close()
+        for replica_id in [key for key in function.draining if key not in ending]:
+            function.draining.pop(replica_id).pool.close()
         for replica_id, replica in wanted.items():
             slot_or_none = function.slots.get(replica_id)
             # The same id at another address is a restarted process: its connections and failures are not the old one's.
@@ -146,6 +159,7 @@ class Slots:
                     self.opening.opened()
             else:
                 slot_or_none.replica = replica
+        function.slots = {replica_id: function.slots[replica_id] for replica_id in wanted}  # in the feed's order
 
     def _failed(self, function: FunctionSlots, slot: Slot, avoid: set[str]) -> None:
         """Set a replica aside that could not be reached or broke off."""

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
 from functions.dispatch.dispatcher import Dispatcher
 from functions.dispatch.slots import ABSENT_S
+from functions.generation.draining import Drain
 from functions.generation.instance import Instance, NoKvError, UnreachableError, form
 from functions.generation.measures import Measures
 from functions.generation.phases import Phases, phases_of
 from functions.generation.profiling import ProfileError, Profiler
-from functions.generation.run import InstanceRun, Waiting
-from functions.generation.texts import Text
+from functions.generation.run import InstanceRun
+from functions.generation.texts import Text, Waiting
 from functions.ingress.calls import NodeCaller
 from functions.ingress.passes import PipelinePass
 from functions.serving.settings import ScheduleSettings
@@ -132,7 +133,7 @@ class Generator:
         """Waiting texts in order to instances: to the one that prefills them, where that is scheduled; else to the one
         with the fewest pages taken, while the first of them fits there."""
         queue = self.waiting.texts
-        runs = [run for run in self.runs if not run.over]
+        runs = [run for run in self.runs if run.open]
         while queue and runs:
             text, run = queue[0], min(runs, key=lambda one: one.pages)
             refusal = run.refusal(text)
@@ -195,9 +196,26 @@ class Generator:
             avoided = {replica for replica, until_s in self._failed_until_s.items() if until_s > now_s}
             for replicas in form(self._manifest, self._caller, self._dispatcher, taken, avoided):
                 await self._make(Instance(self._manifest, self._caller, self._driver, self._dispatcher, replicas))
+            if self.waiting.texts and not self._joining and not any(run.open for run in self.runs):
+                self._cut_drains_short(avoided)
         except NoKvError as error:
             while self.waiting.texts and not self.runs:
                 self._end(self.waiting.texts.popleft(), NotServedError(str(error)))
+
+    def _cut_drains_short(self, avoided: Collection[str]) -> None:
+        """Texts wait, and instances that drain have the replicas that could serve them. Raises NoKvError."""
+        if form(self._manifest, self._caller, self._dispatcher, [], avoided):
+            for run in self.runs:
+                run.drain.cut_short()
+                run.wake()
+
+    def _elsewhere(self, text: Text) -> InstanceRun | None:
+        """Where a text of an instance that drains can go on at once; a scheduler of phases has texts end where they
+        are decoded."""
+        if self.phases is not None:
+            return None
+        runs = [run for run in self.runs if run.open and not run.queued and run.fits(text)]
+        return min(runs, key=lambda run: run.pages, default=None)
 
     async def _make(self, instance: Instance) -> None:
         """Run an instance; replicas that cannot be asked are left out for a while. Raises NoKvError."""
@@ -234,8 +252,9 @@ class Generator:
         self._look_after()
 
     def _begin(self, instance: Instance) -> InstanceRun:
+        drain = Drain(self._schedule.drain_s, self._elsewhere)
         run = InstanceRun(
-            instance, self.waiting, self.measures, self._timeout_s, self._computed, self._place, self.phases
+            instance, self.waiting, self.measures, self._timeout_s, self._computed, self._place, self.phases, drain
         )
         self.runs.append(run)
         self._start(run.run()).add_done_callback(lambda task: self._ended(run, task))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import orjson
@@ -78,11 +78,18 @@ class Instance:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def whole(self) -> bool:
-        """Whether all its replicas are still in the table, where they were."""
-        for name, replica in self.replicas.items():
-            if all((one.id, one.address) != (replica.id, replica.address) for one in self._dispatcher.replicas(name)):
-                return False
-        return True
+        """Whether all its replicas are still in the table, where they were, and take new texts."""
+        return self._all_in(self._dispatcher.replicas)
+
+    def reachable(self) -> bool:
+        """Whether all its replicas still serve the texts that they have: they may be draining."""
+        return self._all_in(lambda name: [*self._dispatcher.replicas(name), *self._dispatcher.draining(name)])
+
+    def _all_in(self, table: Callable[[str], Sequence[ReplicaAddress]]) -> bool:
+        return all(
+            any((one.id, one.address) == (replica.id, replica.address) for one in table(name))
+            for name, replica in self.replicas.items()
+        )
 
     async def open(self) -> None:
         """Ask for the segments' room. Raises NoKvError, UnreachableError."""
@@ -230,7 +237,7 @@ def form(
     manifest: Manifest, caller: NodeCaller, dispatcher: Dispatcher, taken: Sequence[Instance], avoided: Collection[str]
 ) -> list[dict[str, ReplicaAddress]]:
     """Replicas by function of all instances that can be made of those in none of ``taken`` and not ``avoided``;
-    replicas of one machine go together.
+    replicas of one machine go together, the oldest with the oldest, as the youngest are the first that are scaled away.
     Raises NoKvError for addresses behind which any replica may answer."""
     names = list(dict.fromkeys(caller.address(segment.id)[0] for segment in manifest.segments))
     free: dict[str, list[ReplicaAddress]] = {}
@@ -238,7 +245,7 @@ def form(
         used = {instance.replicas[name].id for instance in taken}
         free[name] = sorted(
             (one for one in dispatcher.replicas(name) if one.id not in used | set(avoided)),
-            key=lambda one: (one.node, one.id),
+            key=lambda one: one.node,
         )
         if any(one.balanced for one in free[name]):
             raise NoKvError(f"{name} is known by its service's address only, so a text cannot come back to a replica")

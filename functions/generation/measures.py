@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from functions.generation.texts import Text
@@ -28,6 +29,8 @@ class Measures:
     moved_bytes: int = 0
     lost_sources: int = 0
     """Texts that were computed again, as their pages could not be had."""
+    recomputed_tokens: int = 0
+    """Tokens of which an instance had keys and values when it ended under them."""
     ended: dict[str, int] = field(default_factory=dict)
     """Texts by reason: ``stop``, ``length``, ``abort``."""
 
@@ -48,6 +51,10 @@ class Measures:
     def prompt_only(self, text: Text) -> None:
         """A text is through of which no token is written."""
         self.prompt_tokens += len(text.tokens)
+
+    def lost(self, texts: Iterable[Text]) -> None:
+        """An instance ends with these texts, which are computed again."""
+        self.recomputed_tokens += sum(text.kept for text in texts)
 
     def moved(self, count: int, waited_s: float, took_s: float) -> None:
         """A text of ``count`` bytes is at the instance that goes on with it."""

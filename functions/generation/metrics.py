@@ -58,6 +58,7 @@ class GenerationMetrics(Collector):
             (names.WRITTEN_TOKENS, "Tokens written", measures.written_tokens),
             (names.KV_MOVED_BYTES, "Keys and values that moved between instances", measures.moved_bytes),
             (names.KV_LOST_SOURCES, "Texts computed again, as theirs could not be had", measures.lost_sources),
+            (names.RECOMPUTED_TOKENS, "Tokens computed again, as their instance ended", measures.recomputed_tokens),
             (names.ROLE_FLIPS, "Changes of instances' roles", phases.scheduler.flips if phases else 0),
         ):
             counter = CounterMetricFamily(metric, words, labels=_LABEL)

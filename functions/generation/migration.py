@@ -109,6 +109,10 @@ class Migrations:
         if self.moving is not None:
             self.queue.appendleft(self.moving)
             self.moving = None
+        self.give_up_waiting()
+
+    def give_up_waiting(self) -> None:
+        """Those that are not being pulled are given up, in order."""
         for arrival in reversed(self.queue):
             self._give_up(arrival)
         self.queue.clear()

@@ -95,6 +95,8 @@ class Phases:
         """A text goes on after a token; where. The interval of the first token that an instance decodes is its
         iteration alone: waiting and transfer are not the instance's speed."""
         held = self._held[text]
+        if not held.decoding and not self.scheduler.instances:  # all drain, so it ends where it is
+            return run
         if not held.decoding:
             held.decoding, held.first_s = True, now_s
             return self.runs[self._decide(lambda: self.scheduler.decode(held.request, now_s))]
@@ -108,10 +110,11 @@ class Phases:
     ) -> tuple[list[Text], int]:
         """In which order an instance computes its ``prompts`` next to ``decodes``, and how many tokens of them in the
         next iteration, at most ``room``."""
-        if not self.paced:
+        instance = self.scheduler.instances.get(self._names[run])
+        if not self.paced or instance is None:  # one that drains has nothing to put off
             return prompts, room
         targets = self.scheduler.targets
-        pacing = Pacing(self.scheduler.instances[self._names[run]].profile, targets)
+        pacing = Pacing(instance.profile, targets)
         waiting = (
             Prompt(place, text.moved_s + targets.ttft_s, pacing.work_s(text.kept, len(text.tokens)))
             for place, text in enumerate(prompts)
@@ -139,6 +142,10 @@ class Phases:
             self.scheduler.finish(held.request, held.generated)
         else:
             self.scheduler.abandon(held.request)
+
+    def retire(self, run: InstanceRun) -> None:
+        """An instance gets nothing new; texts that are decoded there go on."""
+        self.scheduler.retire(self._names[run])
 
     def lost(self, run: InstanceRun) -> None:
         """An instance is gone; the texts that it had begin again."""

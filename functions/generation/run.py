@@ -18,17 +18,18 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
+from functions.generation.draining import Drain
 from functions.generation.instance import Answer, Instance
 from functions.generation.measures import Measures
 from functions.generation.migration import Arrival, Migrations
 from functions.generation.prefixes import KEEP_S, Prefixes
 from functions.generation.scoring import score
-from functions.generation.texts import Finish, Text
+from functions.generation.texts import Finish, Text, Waiting
 from functions.ingress.calls import PassContext
 from functions.wire.arrays import Array, as_float32
 from functions.wire.errors import (
@@ -56,16 +57,8 @@ Iteration = list[tuple[Text, int]]
 """Texts and how many of their tokens are computed next."""
 
 
-@dataclass
-class Waiting:
-    """Texts that no instance has: in order, preempted ones first; and those whose readers are behind."""
-
-    texts: deque[Text] = field(default_factory=deque)
-    parked: list[Text] = field(default_factory=list)
-
-
 class InstanceRun:
-    """Runs iterations on an instance until it is no longer whole."""
+    """Runs iterations on an instance until it is gone, or has drained."""
 
     def __init__(
         self,
@@ -76,6 +69,7 @@ class InstanceRun:
         computed: Callable[[int], object],
         place: Callable[[], object],
         monitor: Phases | None = None,
+        drain: Drain | None = None,
     ) -> None:
         """``timeout_s``: time for each next token of a text; ``computed`` hears how many tokens each iteration had;
         ``place`` lets waiting texts in, before each."""
@@ -90,6 +84,7 @@ class InstanceRun:
         self.leaving: list[Text] = []
         """Texts as they were when they went to another instance, which has not got all their pages yet."""
         self.migrations = Migrations(instance, measures, timeout_s, self._arrived, self._begin_again)
+        self.drain = drain or Drain()
         self._monitor = monitor
         self._waiting = waiting
         self._measures = measures
@@ -98,6 +93,11 @@ class InstanceRun:
         self._place = place
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
+
+    @property
+    def open(self) -> bool:
+        """Whether it takes texts."""
+        return not self.over and self.instance.whole()
 
     @property
     def pages(self) -> int:
@@ -120,9 +120,11 @@ class InstanceRun:
         self._wake.set()
 
     async def run(self) -> None:
-        """Until a replica is gone; then the texts are put back at the head of the queue, in order."""
+        """Until a replica is gone or it has drained; texts that it still has go to the head of the queue, in order."""
         try:
-            while self.instance.whole():
+            while self.instance.reachable():
+                if not self.instance.whole() and self.drain.over(self, self._loop.time()):
+                    break
                 self._end_those_given_up()
                 self._place()
                 self._take_in()
@@ -145,8 +147,8 @@ class InstanceRun:
             if self._monitor is not None:
                 self._monitor.lost(self)
             await self.migrations.close()
-            while self.queue:
-                self._begin_again(self.queue.pop())
+            self._empty_queue()
+            self._measures.lost(self.texts)
             for text in reversed(list(self.texts)):
                 self._put_back(text)
             self.instance.free(self.prefixes.all_ids())
@@ -214,7 +216,18 @@ class InstanceRun:
             else:
                 self.admit(text)
 
-    def _send(self, text: Text, to: InstanceRun, now_s: float) -> None:
+    def retire(self) -> None:
+        """It is scaled away: what waits for it waits for any."""
+        if self._monitor is not None:
+            self._monitor.retire(self)
+        self.migrations.give_up_waiting()
+        self._empty_queue()
+
+    def _empty_queue(self) -> None:
+        while self.queue:
+            self._begin_again(self.queue.pop())
+
+    def send(self, text: Text, to: InstanceRun, now_s: float) -> None:
         """Another instance goes on with a text; its pages stay until they are there."""
         self.texts.remove(text)
         arrival = Arrival(text, self, now_s)
@@ -349,7 +362,7 @@ class InstanceRun:
             elif self._monitor is not None:
                 to = self._monitor.token(self, text, now_s, begun_s)
                 if to is not self:
-                    self._send(text, to, now_s)
+                    self.send(text, to, now_s)
 
     def _finish(self, text: Text, reason: Finish) -> None:
         now_s = self._loop.time()

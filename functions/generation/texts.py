@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -135,3 +136,11 @@ class Text:
         if self.sink.token(chosen):
             return "stop"
         return "length" if self.written >= self.max_tokens or len(self.tokens) >= self.longest else None
+
+
+@dataclass
+class Waiting:
+    """Texts that no instance has: in order, preempted ones first; and those whose readers are behind."""
+
+    texts: deque[Text] = field(default_factory=deque)
+    parked: list[Text] = field(default_factory=list)

@@ -234,7 +234,7 @@ class Connection(asyncio.Protocol):
         def answer(reply: Reply) -> None:
             if self._held_bytes:  # else the connection is gone, which let go of everything
                 self._let_go(size)
-            keep = keep_alive and (bool(self._queue) or not self._server.draining)
+            keep = keep_alive and (bool(self._queue) or not self._server.closing)
             if reply.stream is not None:
                 self._streaming = self._loop.create_task(self._stream(reply, request.request_id, keep))
                 self._streaming.add_done_callback(lambda task: self._streamed(reply, task.cancelled()))
@@ -301,7 +301,7 @@ class Connection(asyncio.Protocol):
         self._busy = False
         if not cancelled:
             self._next()
-            if self._server.draining:  # which may have begun after the reply's head promised to keep the connection
+            if self._server.closing:  # which may have begun after the reply's head promised to keep the connection
                 self.close_if_idle()
 
 

@@ -81,6 +81,8 @@ class Kept(Protocol):
 
     def submit(self, request: Request, answer: Callable[[Reply], None]) -> None: ...
 
+    def held(self) -> bool: ...
+
     def families(self) -> Iterator[Metric]: ...
 
     def close(self) -> None: ...
@@ -195,6 +197,10 @@ class NodeHost:
         self._batches, self._batched_calls = [0] * len(self._batches), 0
         for node in self._nodes.values():
             node.speed = Speed()
+
+    def holds(self) -> bool:
+        """Whether callers go on from keys and values that are kept here."""
+        return self._kept is not None and not self._lost and self._kept.held()
 
     def metrics(self) -> bytes:
         return bytes(generate_latest(self._registry))

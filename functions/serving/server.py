@@ -28,6 +28,8 @@ from platform_words.headers import CALLER_KEY
 
 log = logging.getLogger(__name__)
 REFUSALS_EVERY_S = 10.0
+HOLD_S = 0.05
+"""While draining: how often it is looked whether anything is still kept."""
 
 _OPEN_PATHS = ("/statistics",)
 """What is read without a key, as ``/metrics`` is."""
@@ -48,6 +50,9 @@ class ServerSettings:
     idle_s: float = 0.0
     """While draining: end only once there was no call for this long, at most after ``drain_s``. Who passes calls on, as
     of-watchdog does, may go on for a while after it has passed on the signal."""
+    holds: Callable[[], bool] = lambda: False
+    """While draining: whether callers go on from what is kept here, which they are then served with as before, until
+    ``drain_s``."""
     caller_key: str = ""
     """What calls show in ``X-Smoe-Caller-Key``; empty: anybody may call."""
 
@@ -64,6 +69,8 @@ class FunctionServer:
         self.reason = ""
         """Why it is not ready, in words."""
         self.draining = False
+        self.closing = False
+        """Replies close their connections."""
         self.connections: set[Connection] = set()
         self._refused, self._refusals_logged_s = 0, -REFUSALS_EVERY_S
         self._server: asyncio.Server | None = None
@@ -79,19 +86,26 @@ class FunctionServer:
     async def drain(self) -> None:
         """Finish every call that has arrived, then end; bounded by ``settle_s`` + ``drain_s``.
 
-        For ``settle_s`` calls that were already on their way are still taken, with ``Connection: close`` in the reply
-        and 503 from ``/_/ready``; then the listener and idle connections close, the others after their replies.
+        For ``settle_s``, and as long as callers go on from what is kept here, calls are still taken, with 503 from
+        ``/_/ready``, and ``Connection: close`` in replies once nothing is kept; then the listener and idle connections
+        close, the others after their replies.
         """
+        loop = asyncio.get_running_loop()
         self.draining = True
+        self.closing = not self.settings.holds()
         await asyncio.sleep(self.settings.settle_s)
         await self._idle()
+        until_s = loop.time() + self.settings.drain_s
+        while loop.time() < until_s and self.settings.holds():
+            await asyncio.sleep(HOLD_S)
+        self.closing = True
         if self._server is not None:
             self._server.close()
         await asyncio.sleep(0)  # connections accepted last get their turn
         for connection in list(self.connections):
             connection.close_if_idle()
         try:
-            async with asyncio.timeout(self.settings.drain_s):
+            async with asyncio.timeout_at(until_s):
                 await self._all_closed()
         except TimeoutError:
             log.warning("draining: %d calls still in flight after %.0f s", self.in_flight, self.settings.drain_s)

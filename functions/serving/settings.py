@@ -59,6 +59,8 @@ class ScheduleSettings:
     """Folder in which what instances can do is kept between starts (``smoe_profiles``)."""
     arrow: ArrowSettings = field(default_factory=ArrowSettings)
     """``smoe_arrow``: ``name=value`` separated by commas, names as in ArrowSettings."""
+    drain_s: float = 20.0
+    """How long texts of an instance that is scaled away go on there (``smoe_drain``)."""
 
 
 @dataclass(frozen=True)
@@ -236,7 +238,8 @@ def schedule_settings(environ: Mapping[str, str]) -> ScheduleSettings:
         raise SettingsError("smoe_prefill_instances is 0; at least one instance begins with prefill")
     folder = environ.get("smoe_profiles")
     rule = cast(Rule, _choice(environ, "smoe_schedule", get_args(Rule)))
-    return ScheduleSettings(rule, targets, prefill, Path(folder) if folder else None, arrow)
+    drain_s = duration_s("smoe_drain", environ.get("smoe_drain", "20s"))
+    return ScheduleSettings(rule, targets, prefill, Path(folder) if folder else None, arrow, drain_s)
 
 
 def device_settings(environ: Mapping[str, str]) -> DeviceSettings:

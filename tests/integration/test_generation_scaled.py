@@ -15,6 +15,7 @@ from typing import Any
 
 import openai
 import pytest
+import requests
 from click.testing import CliRunner
 
 from autoscaler.build import build_controller
@@ -23,6 +24,7 @@ from autoscaler.logger import read_pipeline
 from autoscaler.loop import Controller
 from autoscaler.settings import ControllerSettings
 from benchmarks.harness.running import RunningPipeline, local_gateway, running_pipeline
+from functions.serving.generation_metric_names import RECOMPUTED_TOKENS
 from gateway.client.state import read_password
 from moe.preset import byte_tokenizer
 from moe.reference import WholeModel
@@ -253,6 +255,26 @@ def tpot_p95_s(controller: Controller) -> float:
 
     ticks_until(controller, enough)
     return statistics.median(measured)
+
+
+def counter(running: RunningPipeline, name: str) -> float:
+    """Of the only ingress."""
+    (ingress,) = running.client.replicas()[running.functions[0]]
+    reply = requests.get(f"http://{ingress['address']}/metrics", timeout=60)
+    return sum(float(line.split()[-1]) for line in reply.text.splitlines() if line.startswith(name + "{"))
+
+
+def test_no_token_is_computed_again_when_instances_go(running: RunningPipeline) -> None:
+    at_rest(running)
+    up = controller_of(running, "hpa", max_replicas=2)
+    down = controller_of(running, "hpa", policy_settings=REST, max_replicas=1)
+    with reading(running) as readers:
+        ticks_until(up, lambda report: ready(report, "segment") == {2})
+        before = counter(running, RECOMPUTED_TOKENS)
+        ticks_until(down, lambda report: ready(report, "segment") == {1})
+        read = readers.read
+        ticks_until(down, lambda report: readers.read > read + READERS)
+        assert counter(running, RECOMPUTED_TOKENS) == before
 
 
 def test_instances_go_while_texts_are_read(running: RunningPipeline) -> None:

@@ -18,7 +18,7 @@ from autoscaler.state.readings import SHAPES
 from functions.dispatch.dispatcher import CallRecord
 from functions.generation.measures import Measures
 from functions.generation.metrics import GenerationMetrics
-from functions.generation.run import Waiting
+from functions.generation.texts import Waiting
 from functions.serving.instruments import IngressInstruments
 from gateway.contract import FunctionSpec, FunctionState, Replica, Usage
 from gateway.metrics import GatewayMetrics

@@ -13,9 +13,9 @@ import torch
 
 from functions.dispatch.replicas import ReplicaAddress
 from functions.generation.measures import Measures
-from functions.generation.run import InstanceRun, Waiting
+from functions.generation.run import InstanceRun
 from functions.generation.sampling import Chosen, Sampler, Sampling
-from functions.generation.texts import Finish, Text
+from functions.generation.texts import Finish, Text, Waiting
 from functions.ingress.calls import PassContext
 from functions.wire.arrays import Array
 from functions.wire.errors import CallError, KvFullError, KvLostError
@@ -44,7 +44,7 @@ class InProcess:
         self.iterations: list[list[tuple[str, int]]] = []
         self.before: Callable[[int], Awaitable[None] | None] = lambda number: None
         """Called with each iteration's number; may raise or wait."""
-        self.lost = False
+        self.lost = self.draining = False
         self.scored_tokens = 1000
         for segment in model.manifest.segments:
             program = model.programs[segment.id]
@@ -52,6 +52,9 @@ class InProcess:
             program.open_cache(pages * PAGE_TOKENS * bytes_per_token)
 
     def whole(self) -> bool:
+        return not self.lost and not self.draining
+
+    def reachable(self) -> bool:
         return not self.lost
 
     async def run(self, parts: Sequence[tuple[Text, int]], context: PassContext) -> tuple[list[Array], None]:

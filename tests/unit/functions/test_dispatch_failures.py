@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from functions.dispatch.client import TransportError
 from functions.dispatch.dispatcher import MAX_ATTEMPTS, CallRecord
+from functions.dispatch.replicas import FunctionReplicas, ReplicaAddress
 from functions.wire.errors import (
     CallError,
     DeadlineError,
@@ -131,6 +133,34 @@ async def test_replicas_taken_from_the_table_get_no_new_calls(caller: Caller, st
     caller.table(second)
     await caller.call()
     assert (len(old.seen), len(new.seen)) == (1, 1)
+
+
+async def test_a_replica_that_drains_gets_only_calls_that_go_on_from_what_it_holds(caller: Caller, start: Any) -> None:
+    old, new = echo(), echo()
+    first, second = (ReplicaAddress(one, one) for one in [(await start(app)).address for app in (old, new)])
+
+    async def call_first() -> bytes:
+        reply = await caller.dispatcher.call_replica(
+            "f", first.id, "/", [b"on"], deadline_s=caller.loop.time() + 5.0, request_id="id-1", record=CallRecord()
+        )
+        return bytes(reply.body)
+
+    caller.dispatcher.update({"f": FunctionReplicas(0, (first, second))})
+    caller.dispatcher.update({"f": FunctionReplicas(0, (second,), draining=(first,))})
+    assert caller.dispatcher.replicas("f") == [second] and caller.dispatcher.draining("f") == [first]
+    for _ in range(3):
+        await caller.call()
+    assert (len(old.seen), len(new.seen)) == (0, 3)
+    assert await call_first() == b"on"
+    caller.dispatcher.update({"f": FunctionReplicas(0, (second,))})
+    with pytest.raises(TransportError, match="no replica"):
+        await call_first()
+    assert caller.dispatcher.draining("f") == []
+
+
+async def test_a_replica_that_was_never_ready_is_not_among_those_that_drain(caller: Caller) -> None:
+    caller.dispatcher.update({"f": FunctionReplicas(0, (), draining=(ReplicaAddress("one", DEAD),))})
+    assert caller.dispatcher.draining("f") == []
 
 
 @pytest.mark.parametrize(

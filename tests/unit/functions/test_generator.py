@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from functions.dispatch.dispatcher import Dispatcher
+from functions.dispatch.replicas import FunctionReplicas
 from functions.generation import generator as module
+from functions.generation.draining import Drain
 from functions.generation.generator import Generator
 from functions.generation.run import InstanceRun
 from functions.ingress.calls import NodeCaller
@@ -111,3 +113,31 @@ async def test_texts_go_to_the_emptiest_instance_and_parked_ones_come_back(
     await bench.over(*(sink for _, sink in pairs[:3]))
     generator.close()
     await bench.end()
+
+
+async def test_an_instance_ends_its_drain_where_waiting_texts_need_its_replicas(model: WholeModel) -> None:
+    """Of two functions' replicas one each goes, and they were of two instances: those that stay make a third."""
+    generator = generator_of(model.directory)
+    bench = Bench(InProcess(model, 40), waiting=generator.waiting)
+    bench.run.drain.most_s = 1000.0
+    go_on = asyncio.Event()
+    bench.instance.before = lambda number: go_on.wait() if number > 2 else None
+    first, waits = bench.text("a", [1, 2, 3], 4), bench.text("b", [1, 2, 3], 4)
+    sink = bench.add(first)
+    while len(bench.instance.iterations) < 3:
+        await asyncio.sleep(0)
+    generator.runs.append(bench.run)
+    bench.instance.draining = True
+    generator.waiting.texts.append(waits)
+    await generator._make_instances()
+    assert bench.run.drain == Drain(1000.0)  # as before: nobody could serve it elsewhere
+    there = FunctionReplicas(0, (bench.instance.replicas["any"],))
+    generator._dispatcher.update(dict.fromkeys(generator._segments, there))
+    await generator._make_instances()
+    go_on.set()
+    async with asyncio.timeout(100):
+        await bench.task
+    assert len(sink.tokens) == 3 and list(generator.waiting.texts) == [first, waits]
+    generator.runs.clear()
+    generator.close()
+    assert bench.instance.used_pages == 0

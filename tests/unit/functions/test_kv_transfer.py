@@ -57,6 +57,21 @@ async def pull(running: Running, sequence: int, source: str, tokens: int = TOKEN
     return status, reply
 
 
+async def test_a_worker_that_drains_stays_for_texts_that_go_on_and_for_no_others(
+    start: Any, pipeline_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, cache = await worker(start, program_of(pipeline_of("mixtral")))
+    holds = running.server.application.holds  # type: ignore[attr-defined]
+    assert not holds()
+    fill(cache, 7, TOKENS)
+    assert holds()
+    cache.free([7])
+    assert not holds()
+    fill(cache, 8, TOKENS)
+    monkeypatch.setattr("functions.serving.kept_pages.LEFT_S", -1.0)  # its last call is longer ago than that
+    assert not holds() and cache.used_pages == 0
+
+
 async def test_a_text_that_was_pulled_is_the_same_bytes_and_goes_on(
     start: Any, pipeline_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from functions.generation.measures import Measures
 from functions.generation.phases import Phases
-from functions.generation.run import InstanceRun, Waiting
-from functions.generation.texts import Text
+from functions.generation.run import InstanceRun
+from functions.generation.texts import Text, Waiting
 from functions.scheduling.arrow import Arrow
 from functions.scheduling.cluster import Role
 from functions.scheduling.peers import RoundRobin

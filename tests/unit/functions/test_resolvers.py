@@ -76,12 +76,13 @@ class Feed:
         await turns()
 
 
-async def test_only_ready_replicas_are_taken_from_a_snapshot(tmp_path: Path) -> None:
+async def test_ready_replicas_and_those_that_drain_are_taken_from_a_snapshot(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("secret\n")
     feed = Feed([HEAD, chunk(snapshot(1, a="starting", b="ready", c="draining"))])
     await feed.follow(1, token)
-    assert feed.tables == [{"f": FunctionReplicas(4, (ReplicaAddress("b", "127.0.0.1:2"),))}]
+    ready, draining = ReplicaAddress("b", "127.0.0.1:2"), ReplicaAddress("c", "127.0.0.1:3")
+    assert feed.tables == [{"f": FunctionReplicas(4, (ready,), draining=(draining,))}]
     assert feed.heads[0].startswith(b"GET /system/replicas?follow=true HTTP/1.1\r\n")
     assert b"authorization: Bearer secret\r\n" in feed.heads[0]
 

@@ -244,6 +244,33 @@ async def test_drain_does_not_stay_longer_than_its_time_however_many_calls_come(
     assert drain.exception() is None
 
 
+async def test_drain_serves_callers_as_before_while_they_go_on_from_what_is_kept(start: Any) -> None:
+    kept = True
+    running = await start(echo(), settle_s=0.0, drain_s=1000.0, holds=lambda: kept)
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    drain = asyncio.ensure_future(running.server.drain())
+    await turns()
+    for body in (b"one", b"two"):
+        writer.write(post(body=body))
+        status, headers, echoed = await read_reply(reader)
+        assert (status, echoed) == (200, body) and "connection" not in headers
+    assert (await running.send(get("/_/ready")))[0][0] == 503
+    assert (await running.send(post(body=b"on a new connection")))[0][0] == 200
+    kept = False
+    assert await reader.read() == b""
+    async with asyncio.timeout(100):
+        await drain
+    writer.close()
+
+
+async def test_drain_does_not_stay_longer_than_its_time_whatever_is_kept(start: Any) -> None:
+    running = await start(echo(), settle_s=0.0, drain_s=0.1, holds=lambda: True)
+    async with asyncio.timeout(100):
+        await running.server.drain()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", running.port)
+
+
 async def test_drain_waits_for_a_request_that_is_still_arriving(start: Any) -> None:
     running = await start(echo())
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
