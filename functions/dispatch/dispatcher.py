@@ -149,8 +149,8 @@ class Dispatcher(Slots):
         headers: Sequence[tuple[str, str]] = (),
     ) -> RawReply:
         """One call to this very replica of ``name``, as it holds what the call goes on from, also while it drains; while
-        it is busy (429) the call waits. The reply has any other status. Raises TransportError, also where the replica is not in the table,
-        and DeadlineError."""
+        it is busy (429) the call waits. The reply has any other status. Raises TransportError, also where the replica
+        is not in the table, and DeadlineError."""
         while True:
             begun_s = self._loop.time()
             function = self._functions.get(name)
