@@ -148,9 +148,9 @@ class Dispatcher(Slots):
         record: CallRecord,
         headers: Sequence[tuple[str, str]] = (),
     ) -> RawReply:
-        """One call to this very replica of ``name``, as it holds what the call goes on from, also while it drains; while
-        it is busy (429) the call waits. The reply has any other status. Raises TransportError, also where the replica
-        is not in the table, and DeadlineError."""
+        """One call to this very replica of ``name``, as it holds what the call goes on from, also while it drains;
+        while it is busy (429) the call waits. The reply has any other status. Raises DeadlineError, and TransportError,
+        also where the replica is not in the table."""
         while True:
             begun_s = self._loop.time()
             function = self._functions.get(name)
