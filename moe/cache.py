@@ -95,7 +95,10 @@ class PageCache:
     ) -> PagedPast:
         """Take the pages that ``lengths`` more tokens need, for all texts or for none. ``parents``: whose pages a text
         that is new here begins with, -1: nobody's. Raises CacheMissError, CacheFullError."""
-        if not self._layers:
+        if not self._layers:  # no pages, but a worker has to know that texts go on here
+            with self._lock:
+                for sequence in sequences:
+                    self._texts.setdefault(sequence, _Text()).used_s = self._clock()
             return PagedPast((), starts, lengths, [])
         with self._lock:
             held = [self._held(*one) for one in zip(sequences, starts, parents, strict=True)]

@@ -112,7 +112,7 @@ def test_a_text_that_is_taken_back_to_an_earlier_place_goes_on_from_there(model:
     for segment in model.manifest.segments:
         cache = model.programs[segment.id].cache
         assert cache is not None
-        assert cache.free([5]) == bool(cache.pages)
+        assert cache.free([5]) == 1
 
 
 def test_a_text_that_begins_like_another_shares_its_pages(model: WholeModel) -> None:
@@ -189,12 +189,14 @@ def test_only_segments_of_decoders_keep_anything(tmp_path: Path) -> None:
         fresh.run({**pack([[1]]), **ids})
 
 
-def test_texts_that_nobody_asks_for_are_freed() -> None:
+@pytest.mark.parametrize("attentions", [0, 1])
+def test_texts_that_nobody_asks_for_are_freed(attentions: int) -> None:
     now_s = 0.0
-    cache = PageCache([KvShape((1, 2), (1, 2), torch.float32)], ENOUGH, clock=lambda: now_s)
+    cache = PageCache([KvShape((1, 2), (1, 2), torch.float32)] * attentions, ENOUGH, clock=lambda: now_s)
     cache.begin([1], [0], [20], [-1])
     now_s = 50.0
     cache.begin([2], [0], [1], [-1])
     now_s = 70.0
     assert cache.free_unused(60.0) == 1
-    assert (cache.texts, cache.used_pages) == (1, 1)
+    assert (cache.texts, cache.used_pages) == (1, attentions)
+    assert cache.free([2]) == 1 and cache.texts == 0
