@@ -25,11 +25,19 @@ import waitress
 
 from functions import applications
 from functions.serving import heap, live_settings
-from functions.serving.connection import no_room_reply, set_deadline
 from functions.serving.server import FunctionServer, ServerSettings
 from functions.serving.settings import FunctionSettings, SettingsError, from_environment
 from functions.serving.starting import Starting, become_ready
-from functions.wire.messages import CALL_ID, REQUEST_ID, Body, Reply, Request, error_reply
+from functions.wire.messages import (
+    CALL_ID,
+    REQUEST_ID,
+    Body,
+    Reply,
+    Request,
+    error_reply,
+    no_room_reply,
+    set_deadline,
+)
 from moe.errors import MoeError
 
 log = logging.getLogger("functions.app")

@@ -108,7 +108,7 @@ def relaying(application: Application, settings: FunctionSettings, loop: asyncio
     """A worker's application, with the relaying stage where it serves experts."""
     if not any(node_id.startswith("expert-") for node_id in settings.nodes):
         return application
-    return Relay(application, loop, settings.caller_key(), settings.max_tokens)
+    return Relay(application, loop, settings.caller_key(), settings.max_tokens, settings.silence_s)
 
 
 def resolver_for(settings: FunctionSettings, manifest: Manifest) -> Resolver:

@@ -80,7 +80,13 @@ async def _serve(
 ) -> None:
     loop = asyncio.get_running_loop()
     manifest, tokenizer = (preloaded.manifest, preloaded.tokenizer) if preloaded else (None, None)
-    limits = ServerSettings(settings.max_inflight, drain_s=settings.write_timeout_s, caller_key=settings.caller_key())
+    limits = ServerSettings(
+        settings.max_inflight,
+        max_connections=settings.max_connections,
+        body_s=settings.read_timeout_s,
+        drain_s=settings.write_timeout_s,
+        caller_key=settings.caller_key(),
+    )
     application = applications.build(settings, loop, manifest, tokenizer, limits)
     server = FunctionServer(application, limits)
     stop = asyncio.Event()

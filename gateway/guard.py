@@ -1,4 +1,5 @@
-"""uvicorn's HTTP protocol with the bounds it lacks: time for a request's head and for pauses in its body, head size.
+"""uvicorn's HTTP protocol with the bounds it lacks: time for a request's head and body and for taking its reply, size
+of the head, and connections of which an idle one ends for a newcomer.
 
 A client that trickles its request (slow loris) or sends endless headers holds a connection for a bounded time only and
 costs a bounded amount of memory. What a client does between requests is bounded by uvicorn's keep-alive timeout.
@@ -12,10 +13,17 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Literal, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from platform_words.connections import OpenConnections, allowed
+
+SLOWEST_BYTES_S = 16 * 1024
+"""What a body that takes longer than its time has to bring: so large ones may go on, and trickling ones do not."""
+_PHRASES = {status: HTTPStatus(status).phrase.encode() for status in (400, 405, 408, 431, 503)}
 
 
 @dataclass(frozen=True)
@@ -25,7 +33,9 @@ class RequestBounds:
     head_timeout_s: float = 10.0
     """Time from the first byte (on a new connection: from connecting) until the head is complete."""
     body_timeout_s: float = 60.0
-    """Longest gap within a body."""
+    """Time of a body; one that brings ``SLOWEST_BYTES_S`` on average goes on for as long again."""
+    taken_within_s: float = 60.0
+    """A client that takes nothing more of its reply for so long is cut off."""
     head_bytes: int = 64 * 1024
     """Most bytes of request target and headers together."""
     linger_s: float = 0.5
@@ -37,6 +47,9 @@ class GuardedProtocol(HttpToolsProtocol):
     """One client connection; :func:`guarded` sets its bounds."""
 
     bounds = RequestBounds()
+    clients: OpenConnections[GuardedProtocol]
+    open_paths: tuple[bytes, ...] = ()
+    """What is answered although there are too many connections: whether this server lives."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -47,14 +60,39 @@ class GuardedProtocol(HttpToolsProtocol):
         self._offered = False
         self._offer_closes = False
         self._deadline: asyncio.TimerHandle | None = None
+        self._body_size = 0
+        """What came of a body since its time runs."""
+        self._untaken: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))  # uvloop's does not derive from it
         self._arm(self.bounds.head_timeout_s)
+        self.clients.made(self, self.loop.time())
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        self._taken()
+        self.clients.closed(self)
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._untaken = self.loop.call_later(self.bounds.taken_within_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._taken()
+        super().resume_writing()
+
+    def _taken(self) -> None:
+        if self._untaken is not None:
+            self._untaken.cancel()
+            self._untaken = None
+
+    def make_room(self) -> None:
+        """Close although part of a request may have come: newer connections need the room."""
+        if self._part != "idle":
+            self._refuse(503, "there are too many connections, and this request has been coming for longest")
+        self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -70,7 +108,9 @@ class GuardedProtocol(HttpToolsProtocol):
             elif self._deadline is None:
                 self._arm(self.bounds.head_timeout_s)
         elif self._part == "body":
-            self._arm(self.bounds.body_timeout_s)
+            self._body_size += len(data)
+            if self._deadline is None:
+                self._arm(self.bounds.body_timeout_s)
         else:
             self._disarm()
 
@@ -82,7 +122,7 @@ class GuardedProtocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as upgrade:
             self._feed_without_offer(data[upgrade.args[0] :])
         except httptools.HttpParserError:
-            self._refuse(400, b"Bad Request", "Invalid HTTP request received.")
+            self._refuse(400, "Invalid HTTP request received.")
         return not self._refused
 
     def _feed_without_offer(self, body: bytes) -> None:
@@ -103,7 +143,9 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._part = "head"
         self._began_here = True
-        self._head_size = 0
+        self._head_size = self._body_size = 0
+        if self.cycle is None or self.cycle.response_complete:
+            self.clients.waits(self, self.loop.time())
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -115,11 +157,13 @@ class GuardedProtocol(HttpToolsProtocol):
         if size > self.bounds.head_bytes:
             self._refuse_head()
         elif self.parser.get_method() == b"CONNECT":
-            self._refuse(405, b"Method Not Allowed", "")
+            self._refuse(405, "")
         elif (hosts := sum(name == b"host" for name, _ in self.headers)) != 1 and (
             hosts or self.parser.get_http_version() == "1.1"
         ):  # RFC 9112, section 3.2
-            self._refuse(400, b"Bad Request", f"the request has {hosts} Host headers; it takes one")
+            self._refuse(400, f"the request has {hosts} Host headers; it takes one")
+        elif self.clients.working >= self.clients.most and self.url not in self.open_paths:
+            self._refuse(503, f"{self.clients.most} connections have calls under way, as many as are allowed")
         if self._refused:
             return
         if self.parser.should_upgrade():
@@ -140,7 +184,14 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         self._part = "idle"
         if not self._refused:
+            self._disarm()
+            self.clients.works(self)
             super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._part == "idle" and self.cycle.response_complete:
+            self.clients.waits(self, self.loop.time())
 
     def _arm(self, timeout_s: float) -> None:
         self._disarm()
@@ -155,18 +206,21 @@ class GuardedProtocol(HttpToolsProtocol):
         self._deadline = None
         if self.transport.is_closing():
             return
-        if self._part == "body" and self.flow.read_paused:  # the gateway itself does not read now
-            self._arm(self.bounds.body_timeout_s)
-        elif self._part == "head":
-            self._refuse(408, b"Request Timeout", "the request did not arrive in time")
+        timeout_s = self.bounds.body_timeout_s
+        if self._part == "body" and (self.flow.read_paused or self._body_size >= SLOWEST_BYTES_S * timeout_s):
+            self._body_size = 0  # the gateway itself does not read now, or the body is large
+            self._arm(timeout_s)
+        elif self._part != "idle":
+            timeout_s = self.bounds.head_timeout_s if self._part == "head" else timeout_s
+            self._refuse(408, f"the request's {self._part} did not come within {timeout_s:g} s")
         else:
             self.transport.close()
 
     def _refuse_head(self) -> None:
         message = f"the request's head is larger than {self.bounds.head_bytes} bytes"
-        self._refuse(431, b"Request Header Fields Too Large", message)
+        self._refuse(431, message)
 
-    def _refuse(self, status: int, phrase: bytes, message: str) -> None:
+    def _refuse(self, status: int, message: str) -> None:
         if self._refused:
             return
         self._refused = True
@@ -174,8 +228,9 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         body = message.encode()
         lines = (
-            b"HTTP/1.1 %d %b" % (status, phrase),
+            b"HTTP/1.1 %d %b" % (status, _PHRASES[status]),
             b"content-type: text/plain; charset=utf-8",
+            *([b"retry-after: 1"] if status == 503 else []),
             b"content-length: %d" % len(body),
             b"connection: close",
         )
@@ -200,6 +255,8 @@ class GuardedProtocol(HttpToolsProtocol):
         return True
 
 
-def guarded(bounds: RequestBounds) -> type[GuardedProtocol]:
-    """The class for ``uvicorn.Config(http=…)`` with these bounds."""
-    return type("BoundProtocol", (GuardedProtocol,), {"bounds": bounds})
+def guarded(bounds: RequestBounds, most: int = 0, open_paths: tuple[bytes, ...] = ()) -> type[GuardedProtocol]:
+    """The class for ``uvicorn.Config(http=…)`` of one server with these bounds; ``most``: connections (0: no limit but
+    that of files). uvicorn's own ``limit_concurrency`` counts idle connections and refuses health checks, too."""
+    clients: OpenConnections[GuardedProtocol] = OpenConnections(allowed(most))
+    return type("BoundProtocol", (GuardedProtocol,), {"bounds": bounds, "clients": clients, "open_paths": open_paths})

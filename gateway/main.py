@@ -142,7 +142,13 @@ class _Duration(click.ParamType[float]):
     type=_Duration(),
     default="60s",
     envvar="read_timeout",
-    help="Longest pause of a client within a body.",
+    help="Until a request's body is whole; at 16 KiB/s or more it may go on.",
+)
+@click.option(
+    "--max-connections",
+    type=click.IntRange(0),
+    default=4096,
+    help="Connections open at once; beyond them idle and slow ones end. 0: a third of the open files, as at most.",
 )
 @click.option("--max-body-mb", type=click.IntRange(1, 65536), default=256, help="MiB a call may send.")
 @click.option(

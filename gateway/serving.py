@@ -11,6 +11,10 @@ import uvicorn
 
 from gateway.guard import RequestBounds, guarded
 from gateway.settings import GatewaySettings
+from platform_words.connections import KEEP_ALIVE_S
+
+ALIVE_PATHS = (b"/healthz", b"/metrics")
+"""Answered however many connections there are: who asks wants to know whether this server lives."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -34,19 +38,22 @@ class Server(uvicorn.Server):
 
 def build_server(app: Any, settings: GatewaySettings) -> Server:
     """A server for an ASGI application, to be run with ``serve(sockets=[…])`` until ``should_exit``."""
-    bounds = RequestBounds(settings.request_head_timeout_s, settings.read_timeout_s, settings.max_head_bytes)
+    bounds = RequestBounds(
+        head_timeout_s=settings.request_head_timeout_s,
+        body_timeout_s=settings.read_timeout_s,
+        head_bytes=settings.max_head_bytes,
+    )
     config = uvicorn.Config(
         app,
-        http=guarded(bounds),
+        http=guarded(bounds, settings.max_connections, ALIVE_PATHS),
         loop="none",
         lifespan="off",
         access_log=False,
         log_level="warning",
         server_header=False,
         date_header=True,
-        timeout_keep_alive=75,
+        timeout_keep_alive=round(KEEP_ALIVE_S),
         timeout_graceful_shutdown=round(settings.drain_s),
-        limit_concurrency=settings.max_connections,
         ws="none",
         proxy_headers=False,
     )

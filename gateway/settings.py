@@ -34,12 +34,13 @@ class GatewaySettings:
     held_bytes: int = 512 * 1024 * 1024
     """Bodies held at a time, over all calls; beyond it a call is refused with 503."""
     max_connections: int = 4096
-    """Connections at a time; beyond it a request is refused with 503."""
+    """Connections at a time (0: as many as a third of the files that may be open, which bounds them in any case).
+    Beyond it the one that is idle or slow for longest ends; where all have calls under way a request gets 503."""
     max_json_bytes: int = 1024 * 1024
     request_head_timeout_s: float = 10.0
     """What a client may take from its first byte until its request's head is whole."""
     read_timeout_s: float = 60.0
-    """Longest gap of a client within a request's body."""
+    """Time of a request's body; one that brings 16 KiB a second goes on for as long again."""
     max_head_bytes: int = 64 * 1024
     async_queue: int = 1000
     nats: str | None = field(default=None, repr=False)

@@ -18,7 +18,7 @@ from benchmarks.attacks.target import running_target
 from benchmarks.harness.options import benchmark
 from benchmarks.harness.report import print_result, print_table, progress
 
-FILES = 8192
+FILES = 16384
 """Descriptors of the attacker and the gateway, for as many connections."""
 
 

@@ -67,18 +67,17 @@ def bodies_held(target: Target, thorough: bool) -> Outcome:
 
 def connections_held(target: Target, thorough: bool) -> Outcome:
     """Connections that send nothing."""
-    count = GatewaySettings.max_connections + 10 if thorough else 500
+    count = GatewaySettings.max_connections + 1000 if thorough else 500
     with ExitStack() as lines:
         for _ in range(count):
             lines.enter_context(target.connect())
         begun_s = time.monotonic()
         status = target.ask("GET", "/healthz", timeout_s=PATIENCE_S)[0]
         taken_s = time.monotonic() - begun_s
-    wanted = 503 if thorough else 200
     end_s = time.monotonic() + PATIENCE_S
     while not (after := healthy(target)) and time.monotonic() < end_s:
         time.sleep(0.1)
-    return status == wanted and after, f"{count} connections: {status} after {taken_s:.2f} s; served again afterwards"
+    return status == 200 and after, f"{count} connections: {status} after {taken_s:.2f} s; served again afterwards"
 
 
 def heads_that_trickle(target: Target, thorough: bool) -> Outcome:

@@ -98,7 +98,7 @@ class Instance:
             key = f"{CALLER_KEY}: {replica.key}\r\n" if replica.key else ""
             head = f"GET /kv HTTP/1.1\r\nhost: {replica.address}\r\n{key}\r\n".encode()
             try:
-                reply = await self._pools[name].call(head, [], ASK_S)
+                reply = await self._pools[name].call(head, [], ASK_S, self._dispatcher.silence_s)
             except TransportError as error:
                 raise UnreachableError(f"{name}: {error}", replica.id) from None
             document = orjson.loads(reply.body)

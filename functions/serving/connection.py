@@ -6,7 +6,6 @@ import asyncio
 import logging
 import uuid
 from collections import deque
-from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 import httptools
@@ -14,12 +13,14 @@ import httptools
 from functions.wire.messages import (
     CALL_ID,
     REQUEST_ID,
-    TIMEOUT_MS,
     Body,
     Reply,
     Request,
     error_reply,
+    head_bytes,
     header_name,
+    no_room_reply,
+    set_deadline,
 )
 
 if TYPE_CHECKING:
@@ -29,11 +30,12 @@ log = logging.getLogger(__name__)
 MAX_HEADER_BYTES = 64 * 1024
 MAX_PIPELINED = 8
 """Requests read ahead on one connection; beyond that it is not read until replies are out."""
+LOOK_AGAIN_S = 0.5
+"""A client whose time is over gets so much more: what came while this process stood still is read first."""
 LINGER_S = 2.0
 """A refused client may go on sending for so long."""
 TAKEN_WITHIN_S = 60.0
 """A client that does not take a reply for this long is cut off: what it leaves here is memory."""
-_REASONS = {status.value: status.phrase for status in HTTPStatus}
 
 
 class Connection(asyncio.Protocol):
@@ -51,7 +53,11 @@ class Connection(asyncio.Protocol):
         self._header_bytes = 0
         self._body = bytearray()
         self._held_bytes = 0
-        """Bodies, from their arrival to the reply."""
+        """Bodies, from their arrival to the reply, and the head that is not whole."""
+        self._head_held = self._head_seen = 0
+        self._head_whole = self._ended_here = False
+        self._deadline: asyncio.TimerHandle | None = None
+        """When the head or body that has not come whole is late."""
         self._unsent_bytes = 0
         """What the client has not taken yet of replies."""
         self._untaken: asyncio.TimerHandle | None = None
@@ -67,7 +73,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "writelines")
         self._transport = transport  # type: ignore[assignment]
-        self._server.connections.add(self)
+        self._server.clients.made(self, self._loop.time())
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
@@ -76,6 +82,7 @@ class Connection(asyncio.Protocol):
         if self._streaming is not None:
             self._streaming.cancel()
         self._queue.clear()
+        self._in_time()
         self._taken()
         self._let_go(self._held_bytes)
         self._server.closed(self)
@@ -83,6 +90,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._refused is not None:
             return
+        self._ended_here = False
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -90,6 +98,47 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             if self._refused is None:
                 self._fail(400, "bad_request", f"this is not HTTP: {error}")
+        if self._receiving and self._refused is None:
+            self._incomplete(len(data))
+
+    def _incomplete(self, size: int) -> None:
+        """A request has not come whole with these bytes: it has a deadline, and what came of its head takes room, which
+        the parser holds until a header ends."""
+        if self._head_whole:
+            if self._deadline is None:
+                self._deadline = self._loop.call_later(self._server.settings.body_s, self._look_again, "body")
+            return
+        if not self._ended_here:  # else these bytes are of an earlier request, too
+            self._head_seen += size
+        if self._head_seen > MAX_HEADER_BYTES:
+            self._fail(431, "headers", f"the headers are larger than {MAX_HEADER_BYTES} bytes")
+        elif not self._server.hold(size):
+            self._refuse(no_room_reply())
+        else:
+            self._held_bytes += size
+            self._head_held += size
+            if self._deadline is None:
+                self._deadline = self._loop.call_later(self._server.settings.head_s, self._look_again, "head")
+
+    def _look_again(self, part: str) -> None:
+        self._deadline = self._loop.call_later(LOOK_AGAIN_S, self._late, part)
+
+    def _late(self, part: str) -> None:
+        settings = self._server.settings
+        seconds = settings.head_s if part == "head" else settings.body_s
+        self._fail(408, "slow", f"the request's {part} did not come within {seconds:g} s")
+
+    def _in_time(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def make_room(self) -> None:
+        """Close although part of a request may have come: newer connections need the room."""
+        if self._receiving and self._refused is None:
+            message = "there are too many connections, and this request has been coming for longest"
+            self._refuse(error_reply(503, "connections", message, platform=True, retry_after_s=1))
+        self.close()
 
     def close(self) -> None:
         if self._transport is not None:
@@ -143,6 +192,7 @@ class Connection(asyncio.Protocol):
 
     def _refuse(self, reply: Reply) -> None:
         self._refused = reply
+        self._in_time()
         self._let_go(len(self._body))
         self._body = bytearray()
         self._queue.append(self._refused)
@@ -152,7 +202,9 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._url, self._headers, self._header_bytes, self._body = b"", {}, 0, bytearray()
-        self._receiving = True
+        self._receiving, self._head_whole, self._head_seen = True, False, 0
+        if not self._busy and not self._queue:
+            self._server.clients.waits(self, self._loop.time())
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -160,9 +212,16 @@ class Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count_header(len(name) + len(value))
+        if self._head_whole:  # a trailer
+            return
         self._headers[header_name(name)] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
+        self._head_whole = True
+        self._in_time()
+        if self._head_held:
+            self._let_go(self._head_held)
+            self._head_held = 0
         length = self._headers.get("content-length", "0")
         if length.isdigit() and int(length) > self._server.settings.max_body_bytes:
             self._too_large()
@@ -181,6 +240,8 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._refused is not None:
             return
+        self._in_time()
+        self._server.clients.works(self)
         now_s = self._loop.time()
         headers = self._headers
         request = Request(
@@ -192,7 +253,7 @@ class Connection(asyncio.Protocol):
             request_id=headers.get(REQUEST_ID) or headers.get(CALL_ID) or uuid.uuid4().hex,
         )
         self._body = bytearray()
-        self._receiving = False
+        self._receiving, self._ended_here = False, True
         self._queue.append((request, self._parser.should_keep_alive()))
         if len(self._queue) > MAX_PIPELINED:
             self._pause_reading()
@@ -250,7 +311,7 @@ class Connection(asyncio.Protocol):
             self._server.admit(request, answer)
 
     def _write(self, reply: Reply, request_id: str, keep_alive: bool, head: bool = False) -> None:
-        self._busy = False
+        self._answered()
         if self._transport is None or self._transport.is_closing():
             return
         chunks: list[Body] = [head_bytes(reply, request_id, keep_alive)]
@@ -264,6 +325,11 @@ class Connection(asyncio.Protocol):
         if not keep_alive:
             self._queue.clear()
             self._end()
+
+    def _answered(self) -> None:
+        self._busy = False
+        if not self._queue:
+            self._server.clients.waits(self, self._loop.time())
 
     def _end(self) -> None:
         """Close; but what a refused client still sends is read and dropped for a while, since a connection that is
@@ -298,52 +364,8 @@ class Connection(asyncio.Protocol):
         """A stream is over, or its client is gone."""
         self._streaming = self._current = None
         reply.ended()
-        self._busy = False
+        self._answered()
         if not cancelled:
             self._next()
             if self._server.closing:  # which may have begun after the reply's head promised to keep the connection
                 self.close_if_idle()
-
-
-def no_room_reply() -> Reply:
-    """To a call whose body finds no room."""
-    message = "bodies and replies of calls under way take the memory that there is for them"
-    return error_reply(429, "overloaded", message, platform=True, retry_after_s=1)
-
-
-def set_deadline(request: Request) -> Reply | None:
-    """Fill ``request.deadline_s`` from ``X-Timeout-Ms``; returns the refusal when that is malformed or spent."""
-    text = request.headers.get(TIMEOUT_MS)
-    if text is None:
-        return None
-    try:
-        left_ms = float(text)
-    except ValueError:
-        left_ms = float("nan")
-    if left_ms != left_ms or left_ms > 86_400_000:
-        message = f"X-Timeout-Ms is {text[:40]!r}; it takes the milliseconds left, up to a day"
-        return error_reply(400, "bad_timeout", message, platform=False)
-    if left_ms <= 0:
-        return error_reply(504, "deadline_exceeded", "the request's time was spent before it began", platform=True)
-    request.deadline_s = request.arrived_s + left_ms / 1000
-    return None
-
-
-def head_bytes(reply: Reply, request_id: str, keep_alive: bool) -> bytes:
-    """Status line and headers of a reply."""
-    length = sum(len(chunk) for chunk in reply.chunks)
-    lines = [
-        f"HTTP/1.1 {reply.status} {_REASONS.get(reply.status, 'Status')}",
-        f"content-type: {reply.content_type}",
-        "transfer-encoding: chunked" if reply.stream is not None else f"content-length: {length}",
-    ]
-    if request_id:
-        lines.append(f"x-request-id: {_header_safe(request_id)}")
-    lines += [f"{name}: {_header_safe(value)}" for name, value in reply.headers.items()]
-    if not keep_alive:
-        lines.append("connection: close")
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace")
-
-
-def _header_safe(value: str) -> str:
-    return value.replace("\r", " ").replace("\n", " ")[:256]

@@ -20,6 +20,7 @@ from functions.wire.messages import Reply, Request, error_reply
 from moe.cache import PAGE_TOKENS, PageCache
 from moe.errors import ProgramInputError
 from moe.runtime import NodeProgram
+from platform_words.liveness import DEFAULT_S
 
 IDLE_S = 120.0
 """Longer than a request may wait for its next token."""
@@ -36,13 +37,15 @@ class KeptPages:
         limit_bytes: int,
         loop: asyncio.AbstractEventLoop,
         key: str = "",
+        silence_s: float = DEFAULT_S,
     ) -> None:
-        """``limit_bytes`` 0: nothing is kept here. ``key``: the workers', empty without one."""
+        """``limit_bytes`` 0: nothing is kept here. ``key``: the workers', empty without one; ``silence_s``: as of the
+        ingress's calls."""
         self._programs = {node_id: program for node_id, program in programs.items() if program.rules.caches}
         self._limit_bytes = limit_bytes // max(1, len(self._programs))
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
-        self._transfer = PageTransfer(self._kept, loop, key)
+        self._transfer = PageTransfer(self._kept, loop, key, silence_s)
 
     def open(self, program: NodeProgram) -> PageCache:
         """A segment's cache. Raises ProgramInputError where nothing is kept."""

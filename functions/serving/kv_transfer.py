@@ -25,6 +25,7 @@ from functions.wire.messages import KV_FULL, KV_MISSING, KV_SOURCE, TIMEOUT_MS, 
 from moe.cache import PAGE_TOKENS, PageCache
 from moe.errors import CacheFullError, CacheMissError
 from platform_words.headers import CALLER_KEY
+from platform_words.liveness import DEFAULT_S
 
 PART_BYTES = 4 << 20
 MAX_PULLS = 64
@@ -42,12 +43,17 @@ class PageTransfer:
     """Reads pages for siblings and pulls them from siblings."""
 
     def __init__(
-        self, caches: Callable[[], Mapping[str, PageCache]], loop: asyncio.AbstractEventLoop, key: str
+        self,
+        caches: Callable[[], Mapping[str, PageCache]],
+        loop: asyncio.AbstractEventLoop,
+        key: str,
+        silence_s: float = DEFAULT_S,
     ) -> None:
-        """``caches``: of the worker's segments, by node; ``key``: the workers'."""
+        """``caches``: of the worker's segments, by node; ``key``: the workers'; ``silence_s``: as of the ingress's
+        calls."""
         self.bytes_in = 0
         self.bytes_out = 0
-        self._caches, self._loop, self._key = caches, loop, key
+        self._caches, self._loop, self._key, self._silence_s = caches, loop, key, silence_s
         self._sources: dict[str, ConnectionPool] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -138,7 +144,7 @@ class PageTransfer:
         headers = [(TIMEOUT_MS, f"{left_s * 1000:.1f}"), *([(CALLER_KEY, self._key)] if self._key else [])]
         head = request_head(f"/kv/read/{node_id}", source, wire.CONTENT_TYPE, wire.total_bytes(chunks), headers)
         try:
-            reply = await self._pool(source).call(head, chunks, left_s)
+            reply = await self._pool(source).call(head, chunks, left_s, self._silence_s)
             if reply.status != 200:
                 raise SourceError(f"{source} answered {reply.status} when pages were read")
             data = wire.decode(reply.body).get("pages")

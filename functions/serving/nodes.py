@@ -43,9 +43,8 @@ def node_application(manifest: Manifest, settings: FunctionSettings, loop: async
     except DeviceLostError as error:
         leave(str(error))
     gates = _gates(manifest, settings, programs) if settings.gate == "experts" else {}
-    kept = KeptPages(
-        programs, 0 if isinstance(device, GpuDevice) else settings.kv_mb << 20, loop, settings.caller_key()
-    )
+    kept_bytes = 0 if isinstance(device, GpuDevice) else settings.kv_mb << 20
+    kept = KeptPages(programs, kept_bytes, loop, settings.caller_key(), settings.silence_s)
     return NodeHost(
         programs,
         loop,

@@ -21,6 +21,7 @@ from functions.wire.arrays import Array
 from functions.wire.bundles import GROUPS, RELAY_PATH, Part
 from functions.wire.messages import REQUEST_ID, TIMEOUT_MS, Application, Reply, Request, error_reply
 from platform_words.headers import CALLER_KEY
+from platform_words.liveness import DEFAULT_S
 
 MAX_FORWARDED = 512
 """Calls to siblings at once; messages beyond get 429."""
@@ -31,14 +32,22 @@ TIMEOUT_S = 60.0
 
 class Relay:
     """An application with the relaying stage at ``/relay`` added to another's paths. ``key``: the workers';
-    ``max_tokens``: rows of all groups under way (0: no limit), as a row may be named by many groups."""
+    ``max_tokens``: rows of all groups under way (0: no limit), as a row may be named by many groups; ``silence_s``: as
+    of the ingress's calls."""
 
-    def __init__(self, inner: Application, loop: asyncio.AbstractEventLoop, key: str, max_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        inner: Application,
+        loop: asyncio.AbstractEventLoop,
+        key: str,
+        max_tokens: int = 0,
+        silence_s: float = DEFAULT_S,
+    ) -> None:
         self.inner = inner
         self._loop = loop
         self._key = key
         self._pools: dict[str, ConnectionPool] = {}
-        self._max_tokens = max_tokens
+        self._max_tokens, self._silence_s = max_tokens, silence_s
         self._forwarded = self._tokens = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -144,7 +153,7 @@ class Relay:
             ],
         )
         try:
-            reply = await self._pool(address).call(head, chunks, max(0.0, left_s))
+            reply = await self._pool(address).call(head, chunks, max(0.0, left_s), self._silence_s)
         except ReplyTimeoutError:
             return Part(504, ())
         except TransportError:

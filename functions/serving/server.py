@@ -24,6 +24,7 @@ from functions.wire.messages import (
     both,
     error_reply,
 )
+from platform_words.connections import KEEP_ALIVE_S, OpenConnections, allowed
 from platform_words.headers import CALLER_KEY
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,14 @@ class ServerSettings:
     max_body_bytes: int = 64 * 1024 * 1024
     max_held_bytes: int = 0
     """Bodies that have come and replies that are not taken yet, of all connections together (0 = no limit)."""
+    max_connections: int = 1024
+    """Open connections; no more than a third of the files that the process may have open (0: just these)."""
+    head_s: float = 10.0
+    """From the first byte of a request until its head has come."""
+    body_s: float = 60.0
+    """From there until its body has come."""
+    keep_alive_s: float = KEEP_ALIVE_S
+    """How long a connection may be idle."""
     settle_s: float = 0.2
     """While draining: how long idle connections stay open for calls that are already on their way."""
     drain_s: float = 30.0
@@ -71,7 +80,9 @@ class FunctionServer:
         self.draining = False
         self.closing = False
         """Replies close their connections."""
-        self.connections: set[Connection] = set()
+        self.clients: OpenConnections[Connection] = OpenConnections(allowed(settings.max_connections))
+        self.connections = self.clients.open
+        self._sweeping: asyncio.TimerHandle | None = None
         self._refused, self._refusals_logged_s = 0, -REFUSALS_EVERY_S
         self._server: asyncio.Server | None = None
         self._changed = asyncio.Event()
@@ -81,7 +92,17 @@ class FunctionServer:
     async def start(self, listener: object) -> None:
         """Accept on ``listener`` (a bound socket)."""
         loop = asyncio.get_running_loop()
+        self._sweep(loop)
         self._server = await loop.create_server(lambda: Connection(self, loop), sock=listener, backlog=512)  # type: ignore[call-overload]
+
+    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Close connections that have been idle for too long; the next look is when the next one will have been."""
+        keep_alive_s = self.settings.keep_alive_s
+        begun_s = loop.time() - keep_alive_s
+        for connection in [one for one, since_s in self.clients.waiting.items() if since_s <= begun_s]:
+            connection.close_if_idle()
+        oldest_s = next((since_s for since_s in self.clients.waiting.values() if since_s > begun_s), loop.time())
+        self._sweeping = loop.call_at(oldest_s + keep_alive_s, self._sweep, loop)
 
     async def drain(self) -> None:
         """Finish every call that has arrived, then end; bounded by ``settle_s`` + ``drain_s``.
@@ -99,6 +120,8 @@ class FunctionServer:
         while loop.time() < until_s and self.settings.holds():
             await asyncio.sleep(HOLD_S)
         self.closing = True
+        if self._sweeping is not None:
+            self._sweeping.cancel()
         if self._server is not None:
             self._server.close()
         await asyncio.sleep(0)  # connections accepted last get their turn
@@ -141,7 +164,7 @@ class FunctionServer:
 
     def closed(self, connection: Connection) -> None:
         """A connection has ended."""
-        self.connections.discard(connection)
+        self.clients.closed(connection)
         self._changed.set()
 
     def _known_caller(self, given: str) -> bool:
@@ -158,6 +181,10 @@ class FunctionServer:
         if request.path not in _OPEN_PATHS and not self._known_caller(request.headers.get(CALLER_KEY, "")):
             message = "this worker takes calls of its gateway only; call the function there"
             answer(error_reply(403, "caller", message, platform=False))
+            return
+        if self.clients.working > self.clients.most:
+            message = f"{self.clients.most} connections have calls under way, as many as smoe_max_connections allows"
+            answer(error_reply(503, "connections", message, platform=True, retry_after_s=1))
             return
         limit = self.settings.max_inflight
         if limit and self.in_flight >= limit:

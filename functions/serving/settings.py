@@ -77,6 +77,10 @@ class FunctionSettings:
     max_inflight: int = 0
     max_tokens: int = PEAK_TOKENS
     """Tokens of all calls under way, for which this worker's memory is sized (``smoe_max_tokens``; 0: no limit)."""
+    max_connections: int = 1024
+    """Connections open at once (``smoe_max_connections``; 0: a third of the files that may be open, as in any case)."""
+    read_timeout_s: float = 60.0
+    """Until the body of a request has come (``read_timeout``)."""
     write_timeout_s: float = 30.0
     idle_s: float = 5.0
     """Containers: after SIGTERM the function stays until no call has come for this long (``smoe_quiet``)."""
@@ -155,6 +159,8 @@ def from_environment(environ: Mapping[str, str], *, later: bool = False) -> Func
         port=_whole(environ, "port", 8080),
         max_inflight=_whole(environ, "max_inflight", 0),
         max_tokens=_whole(environ, "smoe_max_tokens", PEAK_TOKENS),
+        max_connections=_whole(environ, "smoe_max_connections", 1024),
+        read_timeout_s=duration_s("read_timeout", environ.get("read_timeout", "60s")),
         write_timeout_s=duration_s("write_timeout", environ.get("write_timeout", "30s")),
         idle_s=duration_s("smoe_quiet", environ.get("smoe_quiet", "5s")),
         max_functions=_whole(environ, "smoe_max_functions", 0),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Protocol
 
 from functions.wire.errors import CallError
@@ -31,6 +32,7 @@ KV_FULL = 507
 """Status of a call that finds too few free pages for its keys and values."""
 
 Body = bytes | bytearray | memoryview
+_REASONS = {status.value: status.phrase for status in HTTPStatus}
 
 _USUAL_NAMES = (
     *("host", "content-type", "content-length", "connection", "accept", "user-agent", "retry-after"),
@@ -119,3 +121,47 @@ def reply_of(error: CallError) -> Reply:
     """A call's failure as a reply."""
     retry_after_s = 1 if error.status in (429, 503) else None
     return error_reply(error.status, error.code, str(error), platform=error.platform, retry_after_s=retry_after_s)
+
+
+def no_room_reply() -> Reply:
+    """To a call whose body finds no room."""
+    message = "bodies and replies of calls under way take the memory that there is for them"
+    return error_reply(429, "overloaded", message, platform=True, retry_after_s=1)
+
+
+def set_deadline(request: Request) -> Reply | None:
+    """Fill ``request.deadline_s`` from ``X-Timeout-Ms``; returns the refusal when that is malformed or spent."""
+    text = request.headers.get(TIMEOUT_MS)
+    if text is None:
+        return None
+    try:
+        left_ms = float(text)
+    except ValueError:
+        left_ms = float("nan")
+    if left_ms != left_ms or left_ms > 86_400_000:
+        message = f"X-Timeout-Ms is {text[:40]!r}; it takes the milliseconds left, up to a day"
+        return error_reply(400, "bad_timeout", message, platform=False)
+    if left_ms <= 0:
+        return error_reply(504, "deadline_exceeded", "the request's time was spent before it began", platform=True)
+    request.deadline_s = request.arrived_s + left_ms / 1000
+    return None
+
+
+def head_bytes(reply: Reply, request_id: str, keep_alive: bool) -> bytes:
+    """Status line and headers of a reply."""
+    length = sum(len(chunk) for chunk in reply.chunks)
+    lines = [
+        f"HTTP/1.1 {reply.status} {_REASONS.get(reply.status, 'Status')}",
+        f"content-type: {reply.content_type}",
+        "transfer-encoding: chunked" if reply.stream is not None else f"content-length: {length}",
+    ]
+    if request_id:
+        lines.append(f"x-request-id: {_header_safe(request_id)}")
+    lines += [f"{name}: {_header_safe(value)}" for name, value in reply.headers.items()]
+    if not keep_alive:
+        lines.append("connection: close")
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace")
+
+
+def _header_safe(value: str) -> str:
+    return value.replace("\r", " ").replace("\n", " ")[:256]

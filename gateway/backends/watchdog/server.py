@@ -20,6 +20,8 @@ import uvicorn.protocols.http.httptools_impl
 
 from gateway.backends.watchdog import command
 from gateway.backends.watchdog.settings import WatchdogSettings, from_environment, live_max_inflight
+from gateway.guard import RequestBounds, guarded
+from platform_words.connections import KEEP_ALIVE_S
 from platform_words.headers import CALLER_KEY
 
 log = logging.getLogger("watchdog")
@@ -29,6 +31,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
+ALIVE_PATHS = (b"/_/health", b"/_/ready")
 _CALLER_KEY = CALLER_KEY.encode()
 _TEXT: Headers = [(b"content-type", b"text/plain; charset=utf-8")]
 _PLATFORM: Headers = [*_TEXT, (b"x-openfaas-internal", b"classic-watchdog")]
@@ -170,10 +173,11 @@ def main(environ: Mapping[str, str], listener: socket.socket, ready: Callable[[]
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     settings = from_environment(environ)
     watchdog = Watchdog(settings, dict(environ))
+    bounds = RequestBounds(body_timeout_s=settings.read_timeout_s)
     config = uvicorn.Config(
         watchdog,
         loop="asyncio",
-        http="httptools",
+        http=guarded(bounds, settings.max_connections, ALIVE_PATHS),
         ws="none",
         lifespan="off",
         interface="asgi3",
@@ -182,7 +186,7 @@ def main(environ: Mapping[str, str], listener: socket.socket, ready: Callable[[]
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        timeout_keep_alive=75,
+        timeout_keep_alive=round(KEEP_ALIVE_S),
         timeout_graceful_shutdown=max(1, round(settings.write_timeout_s)),
     )
     _Server(config, watchdog, ready).run(sockets=[listener])

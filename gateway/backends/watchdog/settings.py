@@ -24,6 +24,8 @@ class WatchdogSettings:
     command: tuple[str, ...]
     exec_timeout_s: float = 0.0
     """0: no limit."""
+    max_connections: int = 1024
+    read_timeout_s: float = 60.0
     write_timeout_s: float = 30.0
     max_inflight: int = 0
     combine_output: bool = True
@@ -44,6 +46,8 @@ def from_environment(environ: Mapping[str, str]) -> WatchdogSettings:
     return WatchdogSettings(
         command=command,
         exec_timeout_s=_duration_s(environ, "exec_timeout", 0.0),
+        max_connections=_whole(environ, "smoe_max_connections", 1024),
+        read_timeout_s=_duration_s(environ, "read_timeout", 60.0),
         write_timeout_s=_duration_s(environ, "write_timeout", 30.0),
         max_inflight=_whole(environ, "max_inflight", 0),
         combine_output=environ.get("combine_output", "true") in _TRUE,

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from functions.device.tensors import open_device
+from functions.dispatch import client
 from functions.serving.kept_pages import KeptPages
 from functions.serving.node_host import NodeHost
 from functions.serving.settings import DeviceSettings
@@ -20,7 +21,7 @@ from moe.cache import PAGE_TOKENS, PageCache
 from moe.errors import CacheFullError, CacheMissError
 from moe.manifest import load
 from moe.runtime import NodeProgram, load_node
-from tests.unit.functions.conftest import Running, post
+from tests.unit.functions.conftest import Held, Running, post
 
 TOKENS = 3 * PAGE_TOKENS + 5
 NODE = "segment-1"
@@ -30,11 +31,13 @@ def program_of(directory: Path) -> NodeProgram:
     return load_node(directory, load(directory), NODE)
 
 
-async def worker(start: Any, program: NodeProgram, pages: int = 20, key: str = "") -> tuple[Running, PageCache]:
+async def worker(
+    start: Any, program: NodeProgram, pages: int = 20, key: str = "", silence_s: float = 0.0
+) -> tuple[Running, PageCache]:
     loop = asyncio.get_running_loop()
     size = program.open_cache(1 << 20).bytes_per_token * PAGE_TOKENS
     cache = program.open_cache(pages * size)
-    kept = KeptPages({NODE: program}, pages * size, loop, key)
+    kept = KeptPages({NODE: program}, pages * size, loop, key, silence_s)
     host = NodeHost({NODE: program}, loop, open_device(DeviceSettings()), kept=kept)
     return await start(host, caller_key=key), cache
 
@@ -101,6 +104,16 @@ async def test_what_cannot_be_pulled_is_refused_and_nothing_else_changes(
         assert status == 400 and why in reply
     assert (await pull(running, 7, source.address, tokens=0))[0] == 400
     assert theirs.used_pages == 0 and ours.used_pages == 4
+
+
+async def test_a_pull_from_a_machine_that_falls_silent_is_given_up(
+    start: Any, pipeline_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client.liveness, "silent_s", lambda _: 600.0)
+    silent = await start(Held())
+    running, _ = await worker(start, program_of(pipeline_of("mixtral")), silence_s=1e-3)
+    status, reply = await asyncio.wait_for(pull(running, 7, silent.address), 20)
+    assert (status, b"has acknowledged nothing" in reply) == (410, True), reply
 
 
 async def test_with_a_key_only_those_who_show_it_may_read(start: Any, pipeline_of: Callable[[str], Path]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from functions.dispatch import client
 from functions.serving import relay
 from functions.serving.relay import Relay
 from functions.wire import arrays, bundles
@@ -65,6 +66,16 @@ async def test_a_group_that_fails_leaves_the_others_alone(start: Any) -> None:
     answers = await ask(head, targets, [[0], [1], [2], [3]])
     assert [answer.status for answer in answers] == [0, 200, 429, 200]
     assert np.array_equal(outputs([answers[3]])[0], X[[3]] * 3)
+
+
+async def test_a_group_whose_sibling_s_machine_falls_silent_fails_at_once_and_alone(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client.liveness, "silent_s", lambda _: 600.0)
+    silent = await start(Held())
+    head = await start(Relay(times(2), asyncio.get_running_loop(), "", silence_s=1e-3))
+    answers = await asyncio.wait_for(ask(head, [f"{silent.address}/", "/"], [[0], [1]]), 50)
+    assert [answer.status for answer in answers] == [0, 200]
 
 
 async def test_the_time_left_and_the_id_travel_on(start: Any) -> None:

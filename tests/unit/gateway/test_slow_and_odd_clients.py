@@ -56,7 +56,8 @@ async def test_a_body_that_stops_is_given_up(start: Starter) -> None:
         await running.deploy()
         reader, writer = await connect(running.address)
         writer.write(b"POST /function/f HTTP/1.1\r\nhost: t\r\ncontent-length: 100\r\n\r\nabc")
-        assert await rest_of(reader) == b""
+        answer = parse(await rest_of(reader))
+        assert (answer.status, answer.text) == (408, "the request's body did not come within 0.1 s")
         writer.close()
         assert running.replicas()[0].requests == []
 
@@ -240,19 +241,6 @@ async def test_bodies_of_all_calls_together_are_bounded_and_room_comes_back(star
         writer.close()
         async with asyncio.timeout(WAIT_S):
             while (await running.call("POST", "/function/f", b"x" * 1400)).status != 200:
-                await asyncio.sleep(0.01)
-
-
-async def test_connections_are_bounded(start: Starter) -> None:
-    async with start(max_connections=4, request_head_timeout_s=TIMEOUT_S) as running:
-        await running.deploy()
-        idle = [await connect(running.address) for _ in range(4)]
-        async with asyncio.timeout(WAIT_S):
-            while (await running.call("GET", "/function/f")).status != 503:
-                await asyncio.sleep(0.01)
-            for _, writer in idle:
-                writer.close()
-            while (await running.call("GET", "/function/f")).status != 200:
                 await asyncio.sleep(0.01)
 
 
