@@ -6,7 +6,6 @@ replicas × seconds of the window × U_φ, and for standbys their memory, from a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from pydantic import Field
 from autoscaler.checked import Checked, from_table, read_toml
 from autoscaler.contract import Configuration, Cost, NodeObservation, Observation
 from autoscaler.errors import SettingsError
+from autoscaler.state.shares import total
 
 DEFAULT_SHEET = Path(__file__).with_name("prices.toml")
 Price = Annotated[float, Field(ge=0, lt=1e6)]
@@ -133,9 +133,4 @@ def total_cost(observation: Observation, prices: PriceSheet) -> tuple[Cost, dict
 
 def summed(costs: Sequence[Cost]) -> Cost:
     """Each meter of all together; None where one is not known: a part is no sum."""
-    return Cost(*map(_sum, zip(*(cost.amounts for cost in costs), strict=True))) if costs else Cost(None, None)
-
-
-def _sum(values: Sequence[float | None]) -> float | None:
-    measured = [value for value in values if value is not None]
-    return math.fsum(measured) if measured and len(measured) == len(values) else None
+    return Cost(*map(total, zip(*(cost.amounts for cost in costs), strict=True))) if costs else Cost(None, None)

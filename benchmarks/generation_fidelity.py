@@ -25,6 +25,7 @@ from benchmarks.harness.local_pipeline import LocalPipeline
 from benchmarks.harness.options import AT_LEAST_1, PRESENT, benchmark, data_option, listed, seed_option
 from benchmarks.harness.report import print_result, print_table, progress
 from benchmarks.harness.run_folder import run_folder
+from benchmarks.harness.streams import first_requests
 from functions.scheduling.settings import Targets
 from moe.cache import PAGE_TOKENS
 from moe.manifest import load
@@ -32,9 +33,9 @@ from simulation.generation.engine import Request
 from simulation.generation.measured import Measured, Sample, errors, fit
 from simulation.generation.replayed import simulate
 from simulation.profiles.generation.measure import CHUNK_TOKENS, Decoder, Settings, kv_tokens, measure, points
-from traces import catalog, loading
+from traces import catalog
 from traces.completions import Completions, Lengths, lengths_of
-from traces.model import Trace, make_trace
+from traces.model import Trace
 from traces.replay import ReplaySettings, replay
 
 KV_MB = 256
@@ -42,22 +43,6 @@ PERCENTILES = (50, 95)
 TARGETS = Targets(10.0, 1.0)
 """Targets of a scheduler that has nothing to choose."""
 TIMEOUT_S = 300.0
-
-
-def cell(name: str, data: Path | None, most: int, divisor: float, context: int) -> tuple[Trace, Lengths]:
-    """The first ``most`` requests with an answer, from time 0 on, and their lengths."""
-    trace = loading.load(catalog.resolve(name, data))
-    assert trace.generated_tokens is not None and trace.context_tokens is not None
-    kept = np.flatnonzero((trace.generated_tokens > 0) & (trace.context_tokens > 0))[:most]
-    arrivals_s = trace.arrival_s[kept] - trace.arrival_s[kept[0]]
-    part = make_trace(
-        arrivals_s,
-        duration_s=float(arrivals_s[-1]),
-        source=trace.source,
-        context_tokens=trace.context_tokens[kept],
-        generated_tokens=trace.generated_tokens[kept],
-    )
-    return part, lengths_of(part, divisor, context)
 
 
 def alone_s(times: Measured, lengths: Lengths) -> float:
@@ -175,7 +160,8 @@ def compare(
         decoder = Decoder(served.url, manifest.name, vocabulary, context)
         times, samples = profile(decoder, settings)
         for name in names:
-            trace, lengths = cell(name, traces, most, divisor, context)
+            trace = first_requests(name, traces, most)
+            lengths = lengths_of(trace, divisor, context)
             for load_ in loads:
                 speed = speed_of(trace, lengths, times, load_)
                 # Texts that an earlier cell sent would be answered from the prefix cache.

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from placement.layer_state import Experts, Floats, Ints, Marks, Pairs, compiled, inner
+from placement.layer_state import Experts, Floats, Ints, Marks, Pairs, compiled, fullest, inner
 from placement.levelled import (
     RELATIVE,
     Layout,
     even_out,
-    fullest,
     give_up_doubles,
     recount,
     sort_falling,

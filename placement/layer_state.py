@@ -31,6 +31,16 @@ def inner(function: Function) -> Function:
     return cast(Function, njit(nogil=True, error_model="numpy", **unwrapped)(function))
 
 
+@inner
+def fullest(values: Floats) -> int:
+    """The first of the greatest; ``values`` [nodes]."""
+    best = 0
+    for at in range(1, len(values)):
+        if values[at] > values[best]:
+            best = at
+    return best
+
+
 class State(NamedTuple):
     """One layer's layout while it is built."""
 

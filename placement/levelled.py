@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from placement.layer_state import Experts, Floats, Ints, inner
+from placement.layer_state import Experts, Floats, Ints, fullest, inner
 
 RELATIVE = 1e-7
 """Improvements smaller than this part of the load count as none (rounding)."""
@@ -172,12 +172,3 @@ def recount(layout: Layout, expert: int, count: int, tokens: Floats) -> None:
                 layout.load[node] += after - layout.share[expert]
     layout.share[expert] = after
     layout.counts[expert] = count
-
-
-@inner
-def fullest(values: Floats) -> int:
-    best = 0
-    for at in range(1, len(values)):
-        if values[at] > values[best]:
-            best = at
-    return best

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from placement.layer_state import Experts, Floats, Ints, Pairs, State, compiled, inner
+from placement.layer_state import Experts, Floats, Ints, Pairs, State, compiled, fullest, inner
 
 KICKS = 3
 """Exchanges at random between two descents."""
@@ -158,15 +158,6 @@ def _make_room(state: State, used: Ints, expert: int, share: Floats, together: P
 
 
 @inner
-def _largest(values: Floats) -> int:
-    best = 0
-    for at in range(1, len(values)):
-        if values[at] > values[best]:
-            best = at
-    return best
-
-
-@inner
 def _exchange(state: State, first: int, slot: int, second: int, other: int, share: Floats, together: Pairs) -> None:
     leaving, coming = state.held[first, slot], state.held[second, other]
     _put(state, first, slot, coming, share, together)
@@ -178,7 +169,7 @@ def _level(state: State, share: Floats, together: Pairs, goal: float, budget: in
     """Exchanges of the node with most tokens while they lower it and it has more than ``goal``."""
     nodes, slots = state.held.shape
     while budget > 0:
-        full = _largest(state.tokens)
+        full = fullest(state.tokens)
         most = state.tokens[full]
         if most <= goal:
             break
@@ -210,7 +201,7 @@ def _descend(state: State, share: Floats, together: Pairs, budget: int) -> int:
     """Exchanges of the node with the greatest co-activation load while they lower it."""
     nodes, slots = state.held.shape
     while budget > 0:
-        full = _largest(state.pairs)
+        full = fullest(state.pairs)
         most = state.pairs[full]
         best, from_slot, to_node, to_slot = most * (1 - RELATIVE), -1, -1, -1
         for slot in range(slots):
@@ -272,7 +263,7 @@ def iterate(state: State, share: Floats, together: Pairs, on_tokens: bool, goal:
             random = random * MULTIPLIER + INCREMENT
             draw = np.int64(random >> np.uint64(20))
             # Only what leaves the fullest node can lower the maximum, so the first exchange is one of its slots.
-            first = _largest(bears) if done == 0 else draw % nodes
+            first = fullest(bears) if done == 0 else draw % nodes
             second = (first + 1 + (draw >> 10) % (nodes - 1)) % nodes
             slot, other = (draw >> 20) % slots, (draw >> 30) % slots
             if _may_exchange(state, first, slot, second, other):
@@ -309,7 +300,7 @@ def even_tokens(state: State, tokens: Floats, counts: Experts, goal: float, budg
     improved = True
     while improved and least > goal and budget > 0:
         improved = False
-        full = _largest(state.tokens)
+        full = fullest(state.tokens)
         for gains in best[full].copy():
             if gains < 0 or counts[gains] == nodes:
                 continue

@@ -28,8 +28,9 @@ from benchmarks.harness.local_pipeline import LocalPipeline, WorkerProcess
 from benchmarks.harness.options import benchmark, data_option, listed, seed_option
 from benchmarks.harness.report import print_result, print_table
 from benchmarks.harness.run_folder import run_folder
+from benchmarks.harness.streams import first_requests
 from moe.manifest import load
-from traces import catalog, loading
+from traces import catalog
 from traces.completions import Completions, TokenTargets, lengths_of
 from traces.model import Trace, make_trace
 from traces.replay import ReplayResult, ReplaySettings, replay
@@ -56,21 +57,6 @@ def schedules(instances: int) -> dict[str, dict[str, str]]:
             for prefill in range(1, instances)
         },
     }
-
-
-def requests_of(name: str, data: Path | None, most: int) -> Trace:
-    """The first ``most`` requests with an answer."""
-    trace = loading.load(catalog.resolve(name, data))
-    assert trace.generated_tokens is not None and trace.context_tokens is not None
-    kept = np.flatnonzero((trace.generated_tokens > 0) & (trace.context_tokens > 0))[:most]
-    arrivals_s = trace.arrival_s[kept] - trace.arrival_s[kept[0]]
-    return make_trace(
-        arrivals_s,
-        duration_s=float(arrivals_s[-1]),
-        source=trace.source,
-        context_tokens=trace.context_tokens[kept],
-        generated_tokens=trace.generated_tokens[kept],
-    )
 
 
 def send(ingress: WorkerProcess, trace: Trace, completions: Completions, speed: float) -> ReplayResult:
@@ -171,7 +157,7 @@ def main(
     seed: int,
 ) -> None:
     folder_of_traces = catalog.data_folder(data)
-    trace = requests_of(name if folder_of_traces else "made-llm", folder_of_traces, most)
+    trace = first_requests(name if folder_of_traces else "made-llm", folder_of_traces, most)
     with run_folder("smoe-arrow-") as folder:
         if pipeline is None:
             build(folder, SMALL, seed)

@@ -1,13 +1,18 @@
-"""Streamed completions as their client sees them."""
+"""Streamed completions as their client sees them, and what token traces ask for."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import aiohttp
+import numpy as np
 import orjson
+
+from traces import catalog, loading
+from traces.model import Trace, make_trace
 
 WHOLE = "whole"
 
@@ -50,4 +55,19 @@ def session(timeout_s: float) -> aiohttp.ClientSession:
     """One for any number of streams, each of at most ``timeout_s``."""
     return aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=timeout_s), connector=aiohttp.TCPConnector(limit=0)
+    )
+
+
+def first_requests(name: str, data: Path | None, most: int) -> Trace:
+    """The first ``most`` requests of a token trace that have an answer, from time 0 on."""
+    trace = loading.load(catalog.resolve(name, data))
+    assert trace.generated_tokens is not None and trace.context_tokens is not None
+    kept = np.flatnonzero((trace.generated_tokens > 0) & (trace.context_tokens > 0))[:most]
+    arrivals_s = trace.arrival_s[kept] - trace.arrival_s[kept[0]]
+    return make_trace(
+        arrivals_s,
+        duration_s=float(arrivals_s[-1]),
+        source=trace.source,
+        context_tokens=trace.context_tokens[kept],
+        generated_tokens=trace.generated_tokens[kept],
     )

@@ -21,11 +21,10 @@ from autoscaler.errors import SettingsError
 from autoscaler.policies import Making
 from autoscaler.prices import Meter
 from evaluation.bound.frontier import ExpertTable
-from evaluation.bound.loads import expert_table
-from evaluation.bound.physics import NodeRows, Physics
+from evaluation.bound.loads import call_s, expert_table, load_of
+from evaluation.bound.physics import Physics
 from evaluation.bound.queueing import serve
 from evaluation.bound.walls import Problem
-from simulation.arrays import Floats
 from simulation.profiles.model.bundled import planned_with
 from simulation.profiles.model.errors import ProfileError, ProfileMismatchError
 from simulation.profiles.model.pipeline import clustered_workload, measured_workload
@@ -121,12 +120,12 @@ class LastWindowPolicy:
             tables.append([])
             for rows, node in zip(layer, nodes, strict=True):
                 node_observation = observation.node(node.id)
-                load = None if node_observation is None else _load(node_observation)
+                load = None if node_observation is None else load_of(node_observation)
                 if node_observation is None or load is None:
                     reason = f"no data: the load of {node.id} is not known, and all experts are planned together"
                     return Plan(functions, {}, reason)
                 memory = physics.least_memory(node, node_observation.peak_tokens or 0.0)
-                calls, alone_s = load[0] * load_factor(node.id), times * _alone_s(rows, load[1])
+                calls, alone_s = load[0] * load_factor(node.id), times * call_s(rows, load[1])
                 window_s, meter = observation.window_s, self.settings.meter
                 tables[-1].append(expert_table(physics, rows, calls, alone_s, memory, window_s, meter))
         slo_s, outside_s = physics.workload.slo_s, self._outside_s(observation)
@@ -188,31 +187,14 @@ class LastWindowPolicy:
                 total_s += node_observation.latency_mean_s
                 continue
             fixed = physics.workload.segment_configuration
-            calls, tokens = (None if node_observation is None else _load(node_observation)) or (
+            calls, tokens = (None if node_observation is None else load_of(node_observation)) or (
                 0.0,
                 physics.workload.tokens.mean,
             )
             one = np.array([fixed.replicas]), np.array([fixed.concurrency])
-            seconds = float(serve(calls, _alone_s(rows, tokens), rows.speedup, *one).latency_s[0, 0, 0])
+            seconds = float(serve(calls, call_s(rows, tokens), rows.speedup, *one).latency_s[0, 0, 0])
             total_s += seconds if np.isfinite(seconds) else 0.0
         return total_s
-
-
-def _load(observation: NodeObservation) -> tuple[float, float] | None:
-    """(calls per second, tokens of a mean call) of a node; None where one is not known."""
-    if observation.requests_per_s is None or observation.tokens_per_s is None:
-        return None
-    return (
-        observation.requests_per_s,
-        observation.tokens_per_s / observation.requests_per_s if observation.requests_per_s else 0.0,
-    )
-
-
-def _alone_s(rows: NodeRows, tokens: float) -> Floats:
-    """[rows] seconds of a call with so many tokens, linear between whole numbers; the tables end at the longest."""
-    at = min(max(tokens, 0.0), rows.seconds.shape[1] - 1.0)
-    low = min(int(at), rows.seconds.shape[1] - 2)
-    return np.asarray(rows.seconds[:, low] + (at - low) * (rows.seconds[:, low + 1] - rows.seconds[:, low]))
 
 
 def make(making: Making) -> Policy:

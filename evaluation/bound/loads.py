@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autoscaler.contract import NodeObservation
 from autoscaler.prices import Meter
 from evaluation.bound.frontier import ExpertTable
 from evaluation.bound.physics import NodeRows, Physics
@@ -44,6 +45,21 @@ def windows(physics: Physics, requests: Requests, window_s: float, end_s: float)
     for number in range(int(np.ceil(end_s / window_s - 1e-9))):
         first, last = np.searchsorted(requests.arrival_s, (number * window_s, (number + 1) * window_s), side="left")
         yield WindowLoad(physics, requests, int(first), int(last), window_s)
+
+
+def load_of(observation: NodeObservation) -> tuple[float, float] | None:
+    """(calls per second, tokens of a mean call) of a node; None where one is not known."""
+    calls_per_s, tokens_per_s = observation.requests_per_s, observation.tokens_per_s
+    if calls_per_s is None or tokens_per_s is None:
+        return None
+    return calls_per_s, tokens_per_s / calls_per_s if calls_per_s else 0.0
+
+
+def call_s(rows: NodeRows, tokens: float) -> Floats:
+    """[rows] seconds of a call with so many tokens, linear between whole numbers; the tables end at the longest."""
+    at = min(max(tokens, 0.0), rows.seconds.shape[1] - 1.0)
+    low = min(int(at), rows.seconds.shape[1] - 2)
+    return np.asarray(rows.seconds[:, low] + (at - low) * (rows.seconds[:, low + 1] - rows.seconds[:, low]))
 
 
 def expected_tables(load: WindowLoad, meter: Meter) -> tuple[list[list[ExpertTable]], float]:

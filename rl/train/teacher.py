@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoscaler.checked import Checked, FromOne, Positive, PositiveShare
-from autoscaler.contract import SLO_QUANTILE, Configuration, NodeObservation, Observation
+from autoscaler.contract import SLO_QUANTILE, Configuration, Observation
 from autoscaler.prices import Meter
 from evaluation.bound.frontier import ExpertTable, frontier
-from evaluation.bound.loads import expert_table
+from evaluation.bound.loads import call_s, expert_table, load_of
 from evaluation.bound.oracle import configurations
-from evaluation.bound.physics import NodeRows, Physics
+from evaluation.bound.physics import Physics
 from evaluation.bound.window import Enclosure, enclose_frontiers
 from rl.train.errors import TrainingError
 from simulation.arrays import Floats
@@ -83,7 +83,7 @@ class Teacher:
     def plan(self, observation: Observation, boldness: float = 1.0) -> tuple[PLANS, PLANS]:
         """Function → configuration for the coming window; and the same with ``boldness`` times the share of λ that was
         found. Both are empty where no configuration serves the load."""
-        loads = {node.node: _load(node) for node in observation.nodes if node.kind == "expert"}
+        loads = {node.node: load_of(node) for node in observation.nodes if node.kind == "expert"}
         known_loads = {name: load for name, load in loads.items() if load is not None}
         self._past = [*self._past, known_loads][-self.settings.look_back :]
         tables = self._tables(observation)
@@ -130,7 +130,7 @@ class Teacher:
                 row = observation.node(node.id)
                 peak = 0.0 if row is None or row.peak_tokens is None else row.peak_tokens
                 calls, tokens = self._heaviest(node.id)
-                alone_s = _alone_s(rows, tokens)
+                alone_s = call_s(rows, tokens)
                 least = physics.least_memory(node, peak)
                 window_s, meter = observation.window_s, self.settings.meter
                 tables[-1].append(expert_table(physics, rows, calls, alone_s, least, window_s, meter))
@@ -170,7 +170,7 @@ class Teacher:
                 row = physics.space_arrays.row[memory[j], resource[j]]
                 alone_s = rows.seconds[row]
                 mean_s = table.latency_s[row, replicas[j], concurrency[j]]
-                wait_s = max(0.0, float(mean_s) - float(_alone_s(rows, self._heaviest_tokens(at))[row]))
+                wait_s = max(0.0, float(mean_s) - float(call_s(rows, self._heaviest_tokens(at))[row]))
                 seconds = np.where(counts[at] > 0, alone_s[counts[at]] + TAIL * wait_s, 0.0)
                 np.maximum(slowest, seconds, out=slowest)
             total_s += slowest
@@ -179,19 +179,6 @@ class Teacher:
     def _heaviest_tokens(self, at: int) -> float:
         """Tokens of a planned call of the ``at``-th expert, from 1, in order of layer and number."""
         return self._heaviest(self._physics.workload.experts[at - 1].id)[1]
-
-
-def _alone_s(rows: NodeRows, tokens: float) -> Floats:
-    """[rows] seconds of a call with so many tokens, linear between whole numbers."""
-    at = min(max(tokens, 0.0), rows.seconds.shape[1] - 1.0)
-    low = min(int(at), rows.seconds.shape[1] - 2)
-    return np.asarray(rows.seconds[:, low] + (at - low) * (rows.seconds[:, low + 1] - rows.seconds[:, low]))
-
-
-def _load(node: NodeObservation) -> Load | None:
-    if node.requests_per_s is None or node.tokens_per_s is None:
-        return None
-    return node.requests_per_s, node.tokens_per_s / node.requests_per_s if node.requests_per_s else 0.0
 
 
 def bolder(level: int, boldness: float, choices: int) -> int:

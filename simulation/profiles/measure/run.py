@@ -20,7 +20,7 @@ from simulation.profiles.measure.counters import Counted, ReplicaCounters, liste
 from simulation.profiles.measure.load import Recorded, Target, closed_loop, open_loop, paced, poisson_arrivals
 from simulation.profiles.measure.machine import busy_s
 from simulation.profiles.measure.measurement_plan import NodeClass, Plan, Point, ProfileSettings, axis_tokens, make_plan
-from simulation.profiles.measure.requests import blank
+from simulation.profiles.measure.requests import blank, close_all
 from simulation.profiles.measure.target import Function, Gateway, ReplicaSeen, Setting
 from simulation.profiles.model.errors import MeasurementError
 
@@ -64,7 +64,7 @@ class Bench:
 
     def close(self) -> None:
         """Remove every function; errors are logged, not raised, so that all are tried."""
-        self._runner.run(_close(list(self._targets.values())))
+        self._runner.run(close_all(self._targets.values()))
         for function in self.functions.values():
             try:
                 function.remove()
@@ -320,8 +320,3 @@ def _sentence(error: MeasurementError, function: Function) -> str:
     if function.killed_for_memory():
         return OUT_OF_MEMORY
     return str(error)[:300]
-
-
-async def _close(targets: Sequence[Target]) -> None:
-    for target in targets:
-        target.close()
