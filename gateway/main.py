@@ -38,12 +38,15 @@ class _Duration(click.ParamType[float]):
 
     name = "duration"
 
+    def __init__(self, may_be_zero: bool = False) -> None:
+        self._may_be_zero = may_be_zero
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:
             seconds = parse_duration(str(value))
         except ValueError as error:
             self.fail(str(error), param, ctx)
-        if seconds <= 0:
+        if not seconds and not self._may_be_zero:
             self.fail("a duration must be above 0", param, ctx)
         return seconds
 
@@ -132,7 +135,7 @@ class _Duration(click.ParamType[float]):
 @click.option(
     "--upstream-silence",
     "upstream_silence_s",
-    type=_Duration(),
+    type=_Duration(may_be_zero=True),
     default="3s",
     envvar="upstream_silence",
     help="Until a call goes on elsewhere as a replica's machine acknowledges nothing; 0s: never.",

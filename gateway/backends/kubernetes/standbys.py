@@ -1,13 +1,14 @@
 """Standbys of a function: pods that are ready, have an active one's limits, and get no calls until they are activated.
 
 They request next to no CPU after their first minute, in class Guaranteed as much as an active one. A Deployment has the
-ordered replicas and the standbys; those that take calls are the oldest, as many as always run and are activated. All
-gateways order pods the same way, but each knows only the activations that it was asked for, and those that last by a
-note on the pod. Computes only.
+ordered replicas and the standbys; as many take calls as always run and are activated, on different machines where they
+can, then the oldest. All gateways order pods the same way, but each knows only the activations that it was asked for,
+and those that last by a note on the pod. Computes only.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -78,8 +79,15 @@ def waiting(ordered: int, spec: FunctionSpec) -> int:
 
 
 def opened(replicas: Iterable[Replica], count: int) -> Iterator[Replica]:
-    """``replicas``, oldest first; of the ready ones ``count`` take calls and the others stand by."""
-    for replica in replicas:
+    """``replicas``, which come oldest first; of the ready ones ``count`` take calls and the others stand by. The oldest
+    of each machine go first, then each one's second: the loss of a machine is to leave one that takes calls."""
+    before: Counter[str] = Counter()
+    rank: dict[str, int] = {}
+    there = list(replicas)
+    for replica in there:
+        rank[replica.id] = before[replica.machine]
+        before[replica.machine] += replica.state == "ready"
+    for replica in sorted(there, key=lambda one: rank[one.id]):
         if replica.state == "ready":
             count -= 1
             yield replica if count >= 0 else replace(replica, state="standby")

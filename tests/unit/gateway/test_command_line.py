@@ -80,6 +80,13 @@ def test_a_state_folder_has_one_gateway(tmp_path: Path) -> None:
     assert (result.exit_code, "another gateway already runs on the state folder" in result.output) == (1, True)
 
 
+def test_a_wait_for_silence_of_zero_is_taken(tmp_path: Path) -> None:
+    with (tmp_path / "gateway.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        result = run("--state", str(tmp_path), "--upstream-silence", "0s")
+    assert (result.exit_code, "another gateway already runs" in result.output) == (1, True)
+
+
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

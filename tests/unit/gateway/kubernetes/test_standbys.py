@@ -167,6 +167,26 @@ def notes(double: Running) -> list[str]:
     return [text for each in annotations if (text := each.get("smoe.activated"))]
 
 
+@pytest.mark.parametrize(
+    ("pods", "order"),
+    [
+        ("a1 a2 b3", "a1 b3 a2"),
+        ("a1 b2 a3 c4 b5 b6", "a1 b2 c4 a3 b5 b6"),
+        ("a1 a2 a3", "a1 a2 a3"),
+        ("a1- a2 a3 b4", "a2 b4 a3"),  # one that is not ready holds no machine's place
+    ],
+)
+def test_those_that_take_calls_are_on_different_machines_first_then_the_oldest(pods: str, order: str) -> None:
+    replicas = [
+        Replica(pod, pod, "starting" if pod.endswith("-") else "ready", None, 0.0, pod[0]) for pod in pods.split()
+    ]
+    for count in range(len(replicas) + 1):
+        there = list(standbys.opened(replicas, count))
+        assert [replica.id for replica in there if replica.state == "ready"] == order.split()[:count]
+        assert [replica.id for replica in there if replica.state == "standby"] == order.split()[count:]
+        assert {replica.id for replica in there} == set(pods.split())
+
+
 def test_a_short_activation_is_not_noted_and_a_long_one_every_five_minutes() -> None:
     lowered, pod = standbys.Lowered("here", held_s=5.0, others_s=60.0), Replica("p", "a:1", "ready")
     state = FunctionState(bursting("standbys=1"), 0, (pod,), 1, 0.0, standbys=1, activated=1)
