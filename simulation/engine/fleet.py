@@ -14,10 +14,12 @@ from simulation.engine.replicas import (
     ACTIVE,
     BURST,
     CHANGE_AT,
+    CORE,
     COUNT,
     DRAIN,
     FAR,
     GENERATION,
+    HELD,
     LAST,
     LEVEL,
     LIMIT,
@@ -33,6 +35,9 @@ from simulation.engine.replicas import (
 )
 from simulation.engine.tables import ResourceTables, atoms_of
 from simulation.workloads.workload import Workload
+
+MOST_CORES = 8
+"""A replica on a shared machine is woken on one of so many at most; more would add little and cost memory."""
 
 
 class Fleet:
@@ -56,8 +61,9 @@ class Fleet:
         self.nodes = nodes
         self.most_calls = most_calls
         self.configurations: list[Configuration | None] = [None] * count
-        self.clock = np.zeros((count, 9, 8))
-        self.slot = np.zeros((count, 8, 8), dtype=np.int64)
+        cores = 1 if workload.host is None else int(min(max(1.0, workload.host.cores), MOST_CORES))
+        self.clock = np.zeros((count, HELD + cores, 8))
+        self.slot = np.zeros((count, CORE + 1, 8), dtype=np.int64)
         self.end = np.zeros((count, 8, slots))
         self.call = np.zeros((count, 8, slots), dtype=np.uint32)
         self.orders = np.zeros((count, 5), dtype=np.int64)

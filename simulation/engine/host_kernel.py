@@ -13,14 +13,22 @@ import numpy as np
 from simulation.arrays import Calls, Floats, Ints
 from simulation.engine.compiled import compiled, inner
 from simulation.engine.draws import ATOM_SHIFT, draw_bits
-from simulation.engine.host_limits import first_seen, goes_on_at, grant, noticed_at
+from simulation.engine.host_limits import (
+    begin_limit,
+    fall_asleep,
+    first_seen,
+    goes_on_at,
+    grant,
+    noticed_at,
+    take,
+    wake_on,
+)
 from simulation.engine.host_queue import come_in, count_waiting, finish_front, finish_item, to_front, to_ingress
 from simulation.engine.host_state import COME, HEAD_OF, INSIDE, SIZE_OF, WAITING, Meters, Passes, Rules
 from simulation.engine.node import BUSY_S, CPU_S, SERVED_S, control
 from simulation.engine.replicas import (
     ACTIVE,
     BATCH,
-    BURST,
     CHANGE_AT,
     COUNT,
     DRAIN,
@@ -36,6 +44,7 @@ from simulation.engine.replicas import (
     ROW,
     STOPPED,
     VIRTUAL,
+    WAS_STOPPED,
     Replicas,
     choose,
     open_up,
@@ -81,8 +90,9 @@ def begin_batch(node: int, r: int, seconds: Floats, rules: Rules, replicas: Repl
         whole += tokens[request]
         apart_s += alone_s
         slow_s += alone_s * factor * rules.slow[request] * passes.cold[request]
-    end = clock[VIRTUAL, r] + seconds[row, whole] * (slow_s / apart_s)
-    slot[BATCH, r] = size
+    more_s = rules.rows.after_stop[row] if slot[WAS_STOPPED, r] else 0.0
+    end = clock[VIRTUAL, r] + (seconds[row, whole] + more_s) * (slow_s / apart_s)
+    slot[BATCH, r], slot[WAS_STOPPED, r] = size, 0
     for k in range(size):
         ends[(slot[HEAD, r] + k) & (slots - 1)] = end
 
@@ -95,8 +105,10 @@ def wake_up(node: int, r: int, request: int, rules: Rules, replicas: Replicas, p
     slot[BATCH, r] = slot[STOPPED, r] = 0
     if bucket[REFILL] < 1:
         first_seen(clock, r, bucket, rules.tick_s, rules.keys[node], request, now_s)
-        grant(clock, r, bucket, now_s)
+        grant(clock, slot, r, bucket, now_s)
+        wake_on(clock, slot, r, rules.keys[node], request)
         slot[STOPPED, r] = 1 if clock[LEVEL, r] <= 0 else 0
+    slot[WAS_STOPPED, r] = slot[STOPPED, r]
     if slot[STOPPED, r]:
         replicas.end[node, r, slot[HEAD, r]] = clock[VIRTUAL, r]
     else:
@@ -111,6 +123,7 @@ def go_on(node: int, r: int, rules: Rules, replicas: Replicas, passes: Passes) -
     if slot[BATCH, r] == 0:
         begin_batch(node, r, rules.rows.work, rules, replicas, passes)
         return
+    slot[WAS_STOPPED, r] = 1
     more_s = rules.rows.stop[slot[ROW, r]] * rules.slow[replicas.call[node, r, slot[HEAD, r]]]
     for k in range(slot[ACTIVE, r]):
         replicas.end[node, r, (slot[HEAD, r] + k) & (slots - 1)] += more_s
@@ -227,7 +240,8 @@ def move_on(
         clock[VIRTUAL, r] += spent_s * speed[k]
         if rules.rows.bucket[row, REFILL] < 1:
             clock[LEVEL, r] -= spent_s * given[k]
-            grant(clock, r, rules.rows.bucket[row], now_s)
+            grant(clock, replicas.slot[node], r, rules.rows.bucket[row], now_s)
+            take(clock, r)
         meter[SERVED_S] += spent_s * replicas.slot[node, ACTIVE, r]
         meter[BUSY_S] += spent_s
         meter[CPU_S] += spent_s * given[k]
@@ -247,11 +261,12 @@ def change(node: int, rules: Rules, replicas: Replicas, passes: Passes, now_s: f
             clock[LEVEL, r] = levels[r]
         else:  # the kernel begins a new limit with a whole quota
             bucket = rules.rows.bucket[slot[ROW, r]]
-            clock[LEVEL, r] = bucket[BURST]
+            begin_limit(clock, r, bucket)
             if bucket[REFILL] < 1 and slot[ACTIVE, r]:
                 first = replicas.call[node, r, slot[HEAD, r]]
                 first_seen(clock, r, bucket, rules.tick_s, rules.keys[node], first, now_s)
-                grant(clock, r, bucket, now_s)
+                grant(clock, slot, r, bucket, now_s)
+                take(clock, r)
             if slot[ACTIVE, r] and slot[STOPPED, r]:
                 go_on(node, r, rules, replicas, passes)
     return next_s
@@ -275,6 +290,7 @@ def finish_batch(
         begin_batch(node, r, rules.rows.again, rules, replicas, passes)
     else:
         clock[LAST, r] = now_s
+        fall_asleep(clock, r, rules.rows.bucket[slot[ROW, r]])
         active -= 1
         running[0, k], running[1, k] = running[0, active], running[1, active]
     return active

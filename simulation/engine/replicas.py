@@ -25,14 +25,17 @@ NO_LIMIT = 1 << 40
 RANK_BITS = 20
 RANK = (1 << RANK_BITS) - 1
 
-READY, DRAIN, VIRTUAL, LAST, NEXT, SINCE, LEVEL, GRANT_AT, TICK = range(9)
+READY, DRAIN, VIRTUAL, LAST, NEXT, SINCE, LEVEL, GRANT_AT, TICK, POOL = range(10)
+HELD = 10
 """Rows of ``clock``: ready from, no new calls from, virtual time, when that was, next completion (on a shared machine:
 CPU seconds left until it is ready), busy since, CPU seconds in the bucket at ``LAST``; on a shared machine: when its
-period ends, and one of its ticks (0: it has not had a call yet)."""
-ROW, GENERATION, ACTIVE, HEAD, SITE, STANDBY, BATCH, STOPPED = range(8)
+period ends, one of its ticks (0: it has not had a call yet), what its quota still has, and, from ``HELD`` on, what each
+core holds for it while it runs on another (``LEVEL``: on the one it runs on; negative: what it overran)."""
+ROW, GENERATION, ACTIVE, HEAD, SITE, STANDBY, BATCH, STOPPED, WAS_STOPPED, CORE = range(10)
 """Rows of ``slot``: row of the resource tables, generation, calls in service, first of the ring, machine, number of the
 activated standby from 1 (0: a replica that always runs); on a shared machine: calls that are computed now, whether its
-limit has stopped it."""
+limit has stopped it, whether it has done so since the batch before, and the core it
+runs on."""
 CHANGE_AT = 0
 """Column of ``order_s``: when the change that is under way holds."""
 LIMIT, NEXT_LIMIT, NEXT_ROW, NOW_GENERATION, COUNT = range(5)
@@ -56,11 +59,12 @@ class Rows(NamedTuple):
     use: Floats
     bucket: Floats
     stop: Floats
+    after_stop: Floats
     noise: Floats
 
 
 class Replicas(NamedTuple):
-    """All replicas of all nodes: ``clock [nodes, 9, replicas]``, ``slot [nodes, 8, replicas]``, ``end`` and ``call
+    """All replicas of all nodes: ``clock`` and ``slot [nodes, rows, replicas]``, ``end`` and ``call
     [nodes, replicas, calls]``, ``order [nodes, 5]``, ``order_s [nodes, 1]``, ``room [nodes, replicas]`` (calls at once
     they take, see :func:`open_up`)."""
 

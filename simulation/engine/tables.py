@@ -25,9 +25,10 @@ class ResourceTables:
     stops, and ``again``, right after another (on a shared machine both up to the tokens of a whole batch); ``pace
     [rows, calls + 1]``, how fast each of m calls at once goes, and ``stretch``, its inverse; ``use [rows, calls + 1]``,
     cores in use meanwhile; ``bucket [rows, 2]``, burst (there: quota) and refill of the CPU limit (0 and 1: none);
-    ``stop [rows]``, seconds more for each time that a limit stops a call there; ``noise [rows, ATOMS]``. For those who
-    plan without a clock: ``seconds [rows, tokens + 1]`` and ``rate [rows, calls + 1]``, the same as ``work`` and
-    ``pace`` in the mean under the limit; ``used [rows]``: share of the resource in use while serving.
+    ``stop [rows]``, seconds more for each time that a limit stops a call there, and ``after_stop [rows]``, of the one
+    right after it; ``noise [rows, ATOMS]``. For those who plan without a clock: ``seconds [rows, tokens + 1]`` and
+    ``rate [rows, calls + 1]``, the same as ``work`` and ``pace`` in the mean under the limit; ``used [rows]``: share of
+    the resource in use while serving.
     """
 
     def __init__(self, workload: Workload, most_tokens: int, most_calls: int) -> None:
@@ -43,6 +44,7 @@ class ResourceTables:
         self.use: Floats = self.rate.copy()
         self.bucket: Floats = np.zeros((0, 2))
         self.stop: Floats = np.zeros(0)
+        self.after_stop: Floats = np.zeros(0)
         self.noise: Floats = np.zeros((0, ATOMS))
         self.used: Floats = np.zeros(0)
         self.tick_s = 0.0
@@ -63,7 +65,8 @@ class ResourceTables:
     @property
     def rows(self) -> Rows:
         """What compiled code reads."""
-        return Rows(self.work, self.again, self.pace, self.stretch, self.use, self.bucket, self.stop, self.noise)
+        stops = self.stop, self.after_stop
+        return Rows(self.work, self.again, self.pace, self.stretch, self.use, self.bucket, *stops, self.noise)
 
     @property
     def limits(self) -> Limits:
@@ -77,7 +80,7 @@ class ResourceTables:
         work = again = _checked(where, model.seconds(cost, whole, cores, share))
         seconds = work[: self.seconds.shape[1]]
         rate = _rates(where, calls, model.speedup(cost, typical, cores, share, calls))
-        pace, use, bucket, stop_s = rate, np.ones(calls.size), (0.0, 1.0), 0.0
+        pace, use, bucket, stop_s, after_stop_s = rate, np.ones(calls.size), (0.0, 1.0), 0.0, 0.0
         if isinstance(model, LimitedLatencyModel):
             limit = model.throttle(cost, cores, share)
             work = _checked(where, model.work_seconds(cost, whole, share))
@@ -87,7 +90,7 @@ class ResourceTables:
             use = np.asarray(np.round(desired, DIGITS), dtype=np.float64)
             at_once = limit.burst_s if self._workload.host is None else limit.quota_s
             bucket = round(float(at_once), DIGITS), round(float(limit.refill), DIGITS)
-            self.tick_s, stop_s = limit.tick_s, limit.stop_s
+            self.tick_s, stop_s, after_stop_s = limit.tick_s, limit.stop_s, float(limit.after_stop_s)
         if not (np.isfinite(bucket).all() and bucket[0] >= 0 and 0 < bucket[1] <= 1):
             raise SimulationError(f"{where}: a limit holds 0 CPU seconds or more and refills at 0 to 1, got {bucket}")
         self.seconds = np.vstack([self.seconds, seconds])
@@ -99,6 +102,7 @@ class ResourceTables:
         self.use = np.vstack([self.use, [0.0, *use]])
         self.bucket = np.vstack([self.bucket, bucket])
         self.stop = np.append(self.stop, stop_s)
+        self.after_stop = np.append(self.after_stop, after_stop_s)
         self.noise = np.vstack([self.noise, atoms_of(model.noise(cost, share > 0))])
         self.used = np.append(self.used, float(model.utilisation(cost, typical, cores, share)))
         return self.used.size - 1

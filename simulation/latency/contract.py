@@ -147,6 +147,9 @@ class Throttle:
     """How often the kernel looks whether a running replica has used more than it was granted."""
     stop_s: float = 0.0
     """CPU seconds more that a call takes each time it is stopped: caches are cold when it goes on."""
+    after_stop_s: Floats | float = 0.0
+    """CPU seconds more of a product that begins after a stop: all that a call does is cold then, not only what was
+    under way."""
 
 
 @runtime_checkable

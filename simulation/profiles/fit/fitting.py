@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike
 from simulation.arrays import Floats
 from simulation.profiles.fit.curves import Curve, Tables, additive_fill, falling_with_share, monotone, monotone_table
 from simulation.profiles.fit.rows import Row
+from simulation.profiles.fit.stops import FULL, Stops, fit_stops
 from simulation.profiles.measure.throttle import Limit, busy_call_s, idle_call_s, limit_of, mean_idle_s
 from simulation.profiles.model.errors import ProfileError
 
@@ -35,7 +36,6 @@ UNDISTURBED_CORES = 0.5
 """Rows during which other processes kept more cores busy are left out where a quieter repeat is there."""
 ABOUT_AS_UNDISTURBED_CORES = 0.3
 """Repeats that differ by less than this are as quiet as each other."""
-_FULL = 0.999
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,18 +61,23 @@ class NodeFit:
     """Measured range, real cores."""
     in_pass: float = 1.0
     """CPU seconds of a call within a pass, over those of one that is sent by itself (``work``); 1 where unknown."""
+    counted_stops: Stops | None = None
+    """What stops cost within passes; None where that was not measured."""
 
     @cached_property
-    def stop_s(self) -> float:
-        """CPU seconds more that a call takes each time its limit stops it: what single calls always in flight take more
-        than at a full core, over how many quotas they take, the median of those that take two or more."""
+    def stops(self) -> Stops:
+        """What stops cost: as counted within passes, or, where that was not measured, what single calls always in
+        flight take more than at a full core, over how many quotas they take, the median of those that take two or
+        more."""
+        if self.counted_stops is not None:
+            return self.counted_stops
         tokens, more = self.together.tokens, list[float]()
         full_s = self.together_s(tokens, 1, 1.0)
-        for share in self.together.shares[self.together.shares < _FULL]:
+        for share in self.together.shares[self.together.shares < FULL]:
             limited_s = self.together_s(tokens, 1, share)
             quotas = limited_s / limit_of(float(share), USUAL_TICK_S).quota_s
             more += ((limited_s - full_s) / quotas)[quotas >= 2].tolist()
-        return max(0.0, median(more)) if more else 0.0
+        return Stops(max(0.0, median(more)) if more else 0.0, None)
 
     def pass_work(self, tokens: ArrayLike) -> Floats:
         """CPU seconds of one call that finds its replica idle, within a pass. Arrays [...] in, [...] out."""
@@ -106,7 +111,7 @@ def fit(rows: Sequence[Row], tick_s: float) -> Fit:
 
 def _fitted(row: Row) -> bool:
     """Rows within passes have no seconds of calls, only the core's."""
-    return row.mean_s is not None or row.family == "in_pass"
+    return row.mean_s is not None or row.family in ("in_pass", "stopped")
 
 
 def fit_node(name: str, rows: Sequence[Row]) -> NodeFit:
@@ -115,24 +120,28 @@ def fit_node(name: str, rows: Sequence[Row]) -> NodeFit:
     busy = [row for row in rows if row.family in ("busy", "concurrency")]
     if any(row.cpu_s_per_call is None for row in (*alone, *busy)):
         raise ProfileError(f"rows of {name} have no CPU seconds: the machine did not count them, so work is not known")
-    full = [row for row in alone if row.share >= _FULL] or [row for row in alone if not row.throttled_part]
+    full = [row for row in alone if row.share >= FULL] or [row for row in alone if not row.throttled_part]
     if not full or not busy:
         raise ProfileError(f"{name} has no single calls at a full core, or none with calls always in flight")
     work = monotone((row.tokens, cpu_s(row)) for row in alone)
     scale = median(mean_s(row) / median_s(row) for row in full)
-    hot = [row for row in busy if row.concurrency == 1 and row.share >= _FULL]
+    hot = [row for row in busy if row.concurrency == 1 and row.share >= FULL]
     within = [cpu_s(row) / float(work(row.tokens)) for row in rows if row.family == "in_pass"]
+    together = _together(busy)
     return NodeFit(
         node=name,
         work=work,
         apart=monotone(((row.tokens, scale * median_s(row) - cpu_s(row)) for row in full), floor=1e-6),
-        together=_together(busy),
+        together=together,
         apart_busy_s=max(0.0, median(median_s(row) - cpu_s(row) for row in hot)) if hot else 0.0,
         idle_factors=factors(full),
-        busy_factors=factors(row for row in busy if row.share >= _FULL),
+        busy_factors=factors(row for row in busy if row.share >= FULL),
         tokens=(min(row.tokens for row in alone), max(row.tokens for row in alone)),
         shares=(min(row.share for row in alone), max(row.share for row in alone)),
         in_pass=median(within) if within else 1.0,
+        counted_stops=fit_stops(
+            [row for row in rows if row.family == "stopped"], lambda tokens, calls: float(together(tokens, calls, 1.0))
+        ),
     )
 
 
@@ -208,7 +217,7 @@ def _together(busy: Sequence[Row]) -> Tables:
 
 def _effective_tick(nodes: dict[str, NodeFit], rows: Sequence[Row], tick_s: float) -> float:
     """The part of the machine's tick under which single calls to limited replicas are predicted best."""
-    limited = [row for row in rows if row.family == "alone" and row.share < _FULL and row.node in nodes]
+    limited = [row for row in rows if row.family == "alone" and row.share < FULL and row.node in nodes]
     if not limited:
         return tick_s
 
@@ -248,7 +257,7 @@ def predict(node: NodeFit, row: Row, tick_s: float) -> Predicted:
         return _predict_alone(node, row, tick_s)
     round_s = float(node.together_s(row.tokens, row.concurrency, row.share))
     gap_s = node.apart_busy_s if row.concurrency == 1 else 0.0
-    if row.share >= _FULL:
+    if row.share >= FULL:
         mean, shape = round_s + gap_s, node.busy_factors
         return Predicted(mean, mean * _quantile(shape, 0.5), mean * _quantile(shape, 0.95))
     limit = limit_of_row(row, tick_s)

@@ -92,6 +92,8 @@ class Row:
     """Part of the same GPU on which a neighbour computed meanwhile."""
     pause_s: float = 0.0
     """Between an answer and the next request (family idle)."""
+    stops_per_call: float | None = None
+    """How often the CPU limit stopped the replica for each call (families in_pass, stopped)."""
 
 
 @dataclass(frozen=True)
@@ -126,5 +128,5 @@ SCHEMA = pa.schema([(x.name, _WIDE.get(x.name) or _TYPES[str(x.type).removesuffi
 """Arrow types of the columns, in the order of :class:`Row`."""
 
 COLUMNS = tuple(entry.name for entry in fields(Row))
-LATER = frozenset(("gpu_share", "beside_share", "pause_s"))
-"""Columns that profiles of the same version may lack: they were measured without a GPU, or before pauses were."""
+LATER = frozenset(("gpu_share", "beside_share", "pause_s", "stops_per_call"))
+"""Columns that profiles of the same version may lack: they lack a GPU, or pauses or stops."""

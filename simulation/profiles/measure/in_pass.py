@@ -24,14 +24,18 @@ class Spent:
 
     cpu_s: Mapping[str, float | None]
     """CPU seconds of the replica; None where the kernel does not count them."""
+    stops: Mapping[str, int | None]
+    """How often its CPU limit has stopped the replica; None likewise."""
     calls: Mapping[str, float]
     tokens: Mapping[str, float]
 
 
 def spent(counters: Mapping[str, Counters], metrics: Samples) -> Spent:
     """``counters``: of each node's replica; ``metrics``: the ingress's."""
+    counted = {node: one.read() for node, one in counters.items()}
     return Spent(
-        {node: one.read().cpu_s for node, one in counters.items()},
+        {node: one.cpu_s for node, one in counted.items()},
+        {node: one.throttled_periods for node, one in counted.items()},
         by_node(metrics, NODE_CALLS),
         by_node(metrics, NODE_TOKENS),
     )
@@ -59,9 +63,9 @@ def rows_between(
             sum(now.get(node, 0.0) - then.get(node, 0.0) for node in one.members)
             for then, now in ((before.calls, after.calls), (before.tokens, after.tokens))
         )
-        used = [(before.cpu_s.get(node), after.cpu_s.get(node)) for node in one.members]
-        counted_s = [now - then for then, now in used if then is not None and now is not None]
-        if calls > 0 and len(counted_s) == len(used):
+        used_s = _more(before.cpu_s, after.cpu_s, one.members)
+        stops = _more(before.stops, after.stops, one.members)
+        if calls > 0 and used_s is not None:
             rows.append(
                 replace(
                     blank(round(tokens / calls), repeat, settings),
@@ -70,7 +74,17 @@ def rows_between(
                     loop="paced",
                     n=round(calls),
                     others_cores=others_cores,
-                    cpu_s_per_call=sum(counted_s) / calls,
+                    cpu_s_per_call=used_s / calls,
+                    stops_per_call=None if stops is None else stops / calls,
                 )
             )
     return rows
+
+
+def _more(
+    before: Mapping[str, float | None], after: Mapping[str, float | None], members: Sequence[str]
+) -> float | None:
+    """Sum over all members, between two readings; None where one was not counted."""
+    read = [(before.get(node), after.get(node)) for node in members]
+    counted = [now - then for then, now in read if then is not None and now is not None]
+    return sum(counted) if len(counted) == len(read) else None

@@ -26,6 +26,7 @@ from simulation.profiles.measure.in_pass import by_node, rows_between, spent
 from simulation.profiles.measure.load import CALL_TIMEOUT_S, Call, closed_loop
 from simulation.profiles.measure.measurement_plan import ProfileSettings, node_classes
 from simulation.profiles.measure.requests import INGRESS, Counters, blank, close_all, request_to
+from simulation.profiles.measure.stopped import Experts, measure_stopped, stopped_s
 from simulation.profiles.measure.target import Function, Gateway, Setting
 from simulation.profiles.model.errors import MeasurementError
 
@@ -42,8 +43,8 @@ Measure = Callable[[Sequence[Call], int, Sequence[Counters], ProfileSettings, as
 
 
 def requests_s(settings: ProfileSettings) -> float:
-    """About how long one repeat of concurrent requests and of requests after idle gaps takes."""
-    return bursts_s(settings) + idle_s(settings)
+    """About how long one repeat of concurrent requests, of requests after idle gaps and of stopped experts takes."""
+    return bursts_s(settings) + idle_s(settings) + stopped_s(settings)
 
 
 def measure_passes(
@@ -68,13 +69,12 @@ def measure_passes(
         for name, function in functions.items():
             on_step(f"passes: starting {name}", 0.1)
             function.start()
-        addresses = [function.wait_ready().address for function in functions.values()]
+        addresses = {name: function.wait_ready().address for name, function in functions.items()}
         replica = functions[INGRESS].wait_ready()
         counters = ReplicaCounters(listening_pid(replica.address))
-        nodes = {
-            node: ReplicaCounters(listening_pid(address)) for node, address in zip(functions, addresses, strict=True)
-        }
+        nodes = {node: ReplicaCounters(listening_pid(address)) for node, address in addresses.items()}
         workers = list(nodes.values())
+        experts = _experts(manifest, functions, addresses, nodes, runner)
         longest = manifest.tokenizer.max_tokens
         for repeat in range(settings.repeats):
             for tokens in settings.tokens:
@@ -86,6 +86,8 @@ def measure_passes(
                 rows += _whole(measure_bursts, max(SIZES), replica.address, repeat, workers, settings, runner)
                 on_step("requests after pauses", idle_s(settings))
                 rows += _after_pauses(manifest, replica.address, repeat, nodes, settings, runner)
+                on_step("experts that their limit stops", stopped_s(settings))
+                rows += _stopped(experts, replica.address, repeat, settings, runner)
     except MeasurementError as error:
         rows.append(replace(blank(0, 0, settings), feasible=False, note=str(error)[:300]))
     finally:
@@ -116,6 +118,34 @@ def _after_pauses(
     after = spent(nodes, runner.run(_metrics(ingress)))
     others = median(row.others_cores or 0.0 for row in rows)
     return [*rows, *rows_between(before, after, node_classes(manifest), repeat, others, settings)]
+
+
+def _experts(
+    manifest: Manifest,
+    functions: Mapping[str, Function],
+    addresses: Mapping[str, str],
+    counters: Mapping[str, ReplicaCounters],
+    runner: asyncio.Runner,
+) -> Experts:
+    kinds = [kind for kind in node_classes(manifest) if manifest.node(kind.node).kind == "expert"]
+    nodes = [node for kind in kinds for node in kind.members]
+    return Experts(
+        kinds,
+        {node: functions[node] for node in nodes},
+        {node: addresses[node] for node in nodes},
+        list(counters.values()),
+        lambda: spent(counters, runner.run(_metrics(addresses[INGRESS]))),
+    )
+
+
+def _stopped(
+    experts: Experts, ingress: str, repeat: int, settings: ProfileSettings, runner: asyncio.Runner
+) -> list[Row]:
+    targets = [request_to(ingress, settings.surface_tokens, 5 * place) for place in range(TEXTS)]
+    try:
+        return measure_stopped(experts, [target.call for target in targets], repeat, settings, runner)
+    finally:
+        runner.run(close_all(targets))
 
 
 def _functions(

@@ -26,6 +26,7 @@ from simulation.profiles.measure.machine import this_machine, versions
 from simulation.profiles.measure.measurement_plan import Plan, Point, ProfileSettings, node_classes
 from simulation.profiles.measure.passes import measure_passes, requests_s
 from simulation.profiles.measure.run import Bench, plan_of, run_live, run_memory
+from simulation.profiles.measure.stopped import FAMILY as STOPPED
 from simulation.profiles.measure.target import Gateway
 from simulation.profiles.measure.transitions import measure_transitions
 from simulation.profiles.model.errors import ProfileError
@@ -124,7 +125,7 @@ def measure_requests(
         f"requests that are concurrent or come after idle gaps ({OVERLAP}, {IDLE}) were measured again "
         f"from {begun} to {_now()}"
     )
-    kept = tuple(row for row in profile.rows if row.family not in (OVERLAP, IDLE, IN_PASS))
+    kept = tuple(row for row in profile.rows if row.family not in (OVERLAP, IDLE, IN_PASS, STOPPED))
     return Profile(replace(profile.metadata, notes=(*profile.metadata.notes, note)), (*kept, *rows))
 
 

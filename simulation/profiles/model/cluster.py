@@ -75,7 +75,8 @@ class ClusterLatencyModel:
         cores, share = np.broadcast_arrays(np.asarray(cpu_cores, dtype=np.float64), np.asarray(gpu_share))
         limit = self._cores.throttle(node, np.where(share > 0, 1.0, cores), np.zeros(share.shape))
         burst, quota = (np.where(share > 0, 0.0, one) for one in (limit.burst_s, limit.quota_s))
-        return Throttle(burst, np.where(share > 0, 1.0, limit.refill), quota, limit.tick_s, limit.stop_s)
+        refill = np.where(share > 0, 1.0, limit.refill)
+        return Throttle(burst, refill, quota, limit.tick_s, limit.stop_s, limit.after_stop_s)
 
     def speedup(
         self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike, calls: ArrayLike

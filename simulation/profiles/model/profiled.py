@@ -82,7 +82,10 @@ class FittedLatencyModel:
         bursts = [0.0 if one is None else burst_s(one) for one in limits]
         quotas = [0.0 if one is None else one.quota_s for one in limits]
         at_once, granted = (np.reshape(np.array(values, dtype=np.float64), share.shape) for values in (bursts, quotas))
-        return Throttle(at_once, np.minimum(share, 1.0), granted, self._tick_s, self._fit(node).stop_s)
+        still = [0.0 if one is None else one.period_s - one.quota_s for one in limits]
+        stops = self._fit(node).stops
+        after_s = stops.after_s(np.reshape(np.array(still, dtype=np.float64), share.shape))
+        return Throttle(at_once, np.minimum(share, 1.0), granted, self._tick_s, stops.stop_s, after_s)
 
     def speedup(
         self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike, calls: ArrayLike

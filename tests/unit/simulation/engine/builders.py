@@ -132,6 +132,7 @@ class Limited(Arithmetic):
     period_s: float = 0.05
     tick_s: float = 0.0
     stop_s: float = 0.0
+    after_stop_s: float = 0.0
 
     def seconds(self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Floats:
         limit, work = self.throttle(node, cpu_cores, gpu_share), self.work_seconds(node, tokens, gpu_share)
@@ -154,7 +155,7 @@ class Limited(Arithmetic):
     def throttle(self, node: NodeCost, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Throttle:
         refill = np.where(np.asarray(gpu_share) > 0, 1.0, np.minimum(1.0, cpu_cores))
         burst = np.where(refill < 1, self.burst_s * (1 - refill), 0.0)
-        return Throttle(burst, refill, refill * self.period_s, self.tick_s, self.stop_s)
+        return Throttle(burst, refill, refill * self.period_s, self.tick_s, self.stop_s, self.after_stop_s)
 
 
 SPAN_S, WINDOW_S = 12.0, 1.5
@@ -171,6 +172,7 @@ def random_limited(generator: np.random.Generator) -> Limited:
         period_s=generator.uniform(0.01, 0.1),
         tick_s=generator.uniform(0.001, 0.01),
         stop_s=generator.uniform(0.0, 0.002),
+        after_stop_s=generator.uniform(0.0, 0.004),
     )
 
 

@@ -17,6 +17,7 @@ import simpy
 from autoscaler.contract import Configuration, NodeInfo
 from benchmarks.simulator.oracle import Call, Node, PipelineModel, Replica
 from simulation.engine.draws import PASS, SERVICE, draw, draw_bits, stream_key
+from simulation.engine.fleet import MOST_CORES
 from simulation.engine.requests import Requests
 from simulation.engine.tables import atoms_of
 from simulation.workloads.workload import Workload
@@ -31,17 +32,51 @@ class Batch:
     """Seconds it would still take with a core of its own."""
 
 
+KEPT_S = 0.001
+"""CPU seconds that a core keeps for a replica that sleeps."""
+
+
 @dataclass
 class Limiting:
     """What a CPU limit has done to one replica."""
 
     cores: float
-    budget_s: float
-    """CPU seconds it may still use before the period ends; below 0 what it overran."""
+    pool_s: float
+    """CPU seconds of the period's quota that no core has taken."""
+    held_s: list[float]
+    """By core of the machine: CPU seconds that it holds for the replica; below 0 what it overran there."""
     granted_at_s: float
     tick_at_s: float
     """One of the kernel's ticks."""
+    core: int = 0
+    """On which it runs, or ran last."""
     stopped: bool = False
+    was_stopped: bool = False
+    """Since the batch before ended."""
+
+    @property
+    def budget_s(self) -> float:
+        return self.held_s[self.core]
+
+    def take(self) -> None:
+        """A core that holds nothing takes what there is."""
+        if self.budget_s <= 0:
+            self.held_s[self.core] += self.pool_s
+            self.pool_s = 0.0
+
+    def fall_asleep(self, quota_s: float) -> None:
+        more_s = max(0.0, self.budget_s - KEPT_S)
+        self.held_s[self.core] -= more_s
+        self.pool_s = min(quota_s, self.pool_s + more_s) if more_s else self.pool_s
+
+    def grant(self, quota_s: float, period_s: float, now_s: float) -> None:
+        """Period by period, what has ended by now."""
+        while self.granted_at_s <= now_s:
+            self.granted_at_s += period_s
+            if self.stopped:
+                self.held_s[self.core] += quota_s
+            else:
+                self.pool_s = quota_s
 
 
 class HostNode(Node):
@@ -58,13 +93,14 @@ class HostNode(Node):
     def catch_up(self, replica: Replica) -> None:
         self.pipeline.catch_up_all()
 
-    def period(self, replica: Replica) -> tuple[float, float, float, float]:
-        """Quota, period, tick and what a stop costs; the quota is 0 where nothing is limited."""
+    def period(self, replica: Replica) -> tuple[float, float, float, float, float]:
+        """Quota, period, tick and what a stop costs the call and the one after it; the quota is 0 where nothing is
+        limited."""
         assert self.pipeline.limited is not None
         cost, cores = self.pipeline.workload.costs[self.info.id], self.pipeline.workload.cores(replica.configuration)
         limit = self.pipeline.limited.throttle(cost, cores, 0.0)
         quota_s, refill = float(np.round(limit.quota_s, 12)), float(np.round(limit.refill, 12))
-        return (quota_s if refill < 1 else 0.0), quota_s / refill, limit.tick_s, limit.stop_s
+        return (quota_s if refill < 1 else 0.0), quota_s / refill, limit.tick_s, limit.stop_s, float(limit.after_stop_s)
 
     def is_limited(self, replica: Replica) -> bool:
         return self.pipeline.limited is not None and self.period(replica)[0] > 0
@@ -73,7 +109,10 @@ class HostNode(Node):
         """Look at a replica that has got a call or other resources."""
         limit, cores = self.limits.get(replica), self.pipeline.workload.cores(replica.configuration)
         if limit is not None and limit.cores != cores:
-            limit.cores, limit.budget_s = cores, self.period(replica)[0]
+            limit.cores, limit.pool_s, limit.held_s = cores, self.period(replica)[0], [0.0] * len(limit.held_s)
+            if replica.calls and self.is_limited(replica):
+                limit.grant(*self.period(replica)[:2], self.pipeline.clock.now + 1e-12)
+                limit.take()
             if limit.stopped:
                 self.go_on(replica)
         if replica.calls and self.is_limited(replica):
@@ -87,19 +126,24 @@ class HostNode(Node):
         if not self.is_limited(replica):
             return False
         limit = self.limited(replica)
-        limit.stopped = limit.budget_s <= 0
+        if not limit.stopped:  # a call wakes it, on any core
+            key = stream_key(self.pipeline.seed, SERVICE, self.number)
+            limit.core = (int(draw_bits(np.uint64(key), replica.calls[0].request)) >> 32) % len(limit.held_s)
+            limit.take()
+            limit.stopped = limit.was_stopped = limit.budget_s <= 0
         return limit.stopped
 
     def limited(self, replica: Replica) -> Limiting:
         """What its limit has done to a replica that has calls; its clocks begin with the first."""
         if replica not in self.limits:
-            quota_s, period_s, tick_s, _ = self.period(replica)
+            quota_s, period_s, tick_s, _, _ = self.period(replica)
             key = stream_key(self.pipeline.seed, SERVICE, self.number)
             bits = int(draw_bits(np.uint64(key), replica.calls[0].request))
             granted_at_s = self.pipeline.clock.now + period_s * (1 + bits % 65536) / 65536
             tick_at_s = max(tick_s, 1e-12) * (1 + bits // 65536 % 65536) / 65536
             cores = self.pipeline.workload.cores(replica.configuration)
-            self.limits[replica] = Limiting(cores, quota_s, granted_at_s, tick_at_s)
+            held_s = [0.0] * int(min(max(1, self.pipeline.host.cores), MOST_CORES))
+            self.limits[replica] = Limiting(cores, quota_s, held_s, granted_at_s, tick_at_s)
         return self.limits[replica]
 
     def go_on(self, replica: Replica) -> None:
@@ -108,6 +152,7 @@ class HostNode(Node):
         if replica not in self.batches:
             self.begin(replica, again=False)
         else:
+            self.limits[replica].was_stopped = True
             factor = self.pipeline.factor(self.number, replica.calls[0].request, cold=False)
             self.batches[replica].left_s += self.period(replica)[3] * factor
 
@@ -127,6 +172,8 @@ class HostNode(Node):
         alone = np.array([seconds(call.tokens) for call in calls])
         factors = [call.left_s / self.pipeline.seconds(self.info, replica.configuration, call.tokens) for call in calls]
         whole_s = seconds(sum(call.tokens for call in calls))
+        if replica in self.limits and self.limits[replica].was_stopped:
+            self.limits[replica].was_stopped, whole_s = False, whole_s + self.period(replica)[4]
         self.batches[replica] = Batch(calls, whole_s * float(np.average(factors, weights=alone)))
 
     def end_batch(self, replica: Replica) -> None:
@@ -135,11 +182,13 @@ class HostNode(Node):
             call.done.succeed()
         if replica.calls:
             self.begin(replica, again=True)
+        elif replica in self.limits and self.is_limited(replica):
+            self.limits[replica].fall_asleep(self.period(replica)[0])
         self.dispatch()
 
     def next_grants_s(self, replica: Replica) -> float:
         """When a stopped replica goes on."""
-        quota_s, period_s, _, _ = self.period(replica)
+        quota_s, period_s, _, _, _ = self.period(replica)
         at_s, budget_s = self.limits[replica].granted_at_s, self.limits[replica].budget_s + quota_s
         while budget_s <= 0:
             at_s, budget_s = at_s + period_s, budget_s + quota_s
@@ -147,8 +196,8 @@ class HostNode(Node):
 
     def stops_s(self, replica: Replica, given: float) -> float:
         """When a running replica is noticed to have used more than it may."""
-        limit, (_, _, tick_s, _) = self.limits[replica], self.period(replica)
-        at_s = self.pipeline.clock.now + max(0.0, limit.budget_s) / given
+        limit, (_, _, tick_s, _, _) = self.limits[replica], self.period(replica)
+        at_s = self.pipeline.clock.now + max(0.0, limit.budget_s + limit.pool_s) / given
         return at_s if tick_s <= 0 else limit.tick_at_s + tick_s * (math.floor((at_s - limit.tick_at_s) / tick_s) + 1)
 
     def order(self, target: Configuration) -> None:
@@ -276,11 +325,11 @@ class HostModel(PipelineModel):
                 if replica.calls and given:
                     node.batches[replica].left_s -= spent_s * self.speed(node, replica, given)
                 if replica in node.limits and node.is_limited(replica):
-                    limit, (quota_s, period_s, _, _) = node.limits[replica], node.period(replica)
-                    limit.budget_s -= spent_s * given
-                    while limit.granted_at_s <= self.clock.now + 1e-12:
-                        limit.budget_s = min(quota_s, limit.budget_s + quota_s)
-                        limit.granted_at_s += period_s
+                    limit, (quota_s, period_s, *_) = node.limits[replica], node.period(replica)
+                    limit.held_s[limit.core] -= spent_s * given
+                    limit.grant(quota_s, period_s, self.clock.now + 1e-12)
+                    if replica.calls and not limit.stopped:
+                        limit.take()
 
     def speed(self, node: Node, replica: Replica, given: float) -> float:
         return given / self.use(node.info, replica.configuration, len(replica.calls)) / self.slow

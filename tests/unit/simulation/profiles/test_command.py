@@ -97,11 +97,13 @@ def test_a_tiny_pipeline_is_profiled_from_start_to_end(
     check_machine(loaded.metadata, this_machine())
     families = {row.family for row in loaded.rows}
     assert families >= {"alone", "busy", "concurrency", "surface", "memory", "cold_start", "drain", "cpu_up"}
-    assert families >= {"pass", "overlap", "idle", "in_pass"}
+    assert families >= {"pass", "overlap", "idle", "in_pass", "stopped"}
     assert any(not row.feasible and "out of memory" in row.note for row in loaded.rows if row.family == "memory")
     limited = [row for row in loaded.of("busy") if row.share < 0.3]
     assert limited
     assert all(row.throttled_part is not None for row in limited)  # how much hangs on what else the machine does
+    stopped = {row.share: row.stops_per_call or 0.0 for row in loaded.of("stopped") if row.concurrency == 8}
+    assert set(stopped) == {1.0, 0.5, 0.12} and stopped[0.12] > stopped[1.0] == 0.0
     assert loaded.metadata.fit["cross_validated"]["all"]["points"] > 20
     assert out.with_suffix(".png").stat().st_size > 10_000
     monkeypatch.setattr(profiling, "ProfileSettings", partial(ProfileSettings, volley_rounds=3, idle_rounds=3))
@@ -109,7 +111,7 @@ def test_a_tiny_pipeline_is_profiled_from_start_to_end(
     again = CliRunner().invoke(cli, ["profile", *given, "--state", str(tmp_path)], catch_exceptions=False)
     assert again.exit_code == 0, again.output
     measured_again = load(out)
-    again_s = ("overlap", "idle", "in_pass")
+    again_s = ("overlap", "idle", "in_pass", "stopped")
     assert [row for row in measured_again.rows if row.family not in again_s] == [
         row for row in loaded.rows if row.family not in again_s
     ]
