@@ -34,8 +34,7 @@ core holds for it while it runs on another (``LEVEL``: on the one it runs on; ne
 ROW, GENERATION, ACTIVE, HEAD, SITE, STANDBY, BATCH, STOPPED, WAS_STOPPED, CORE = range(10)
 """Rows of ``slot``: row of the resource tables, generation, calls in service, first of the ring, machine, number of the
 activated standby from 1 (0: a replica that always runs); on a shared machine: calls that are computed now, whether its
-limit has stopped it, whether it has done so since the batch before, and the core it
-runs on."""
+limit has stopped it, whether it has done so since the batch before, and the core it runs on."""
 CHANGE_AT = 0
 """Column of ``order_s``: when the change that is under way holds."""
 LIMIT, NEXT_LIMIT, NEXT_ROW, NOW_GENERATION, COUNT = range(5)

@@ -10,6 +10,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -87,7 +88,8 @@ def measure_passes(
                 on_step("requests after pauses", idle_s(settings))
                 rows += _after_pauses(manifest, replica.address, repeat, nodes, settings, runner)
                 on_step("experts that their limit stops", stopped_s(settings))
-                rows += _stopped(experts, replica.address, repeat, settings, runner)
+                measure = partial(measure_stopped, experts)
+                rows += _whole(measure, TEXTS, replica.address, repeat, workers, settings, runner)
     except MeasurementError as error:
         rows.append(replace(blank(0, 0, settings), feasible=False, note=str(error)[:300]))
     finally:
@@ -133,19 +135,8 @@ def _experts(
         kinds,
         {node: functions[node] for node in nodes},
         {node: addresses[node] for node in nodes},
-        list(counters.values()),
         lambda: spent(counters, runner.run(_metrics(addresses[INGRESS]))),
     )
-
-
-def _stopped(
-    experts: Experts, ingress: str, repeat: int, settings: ProfileSettings, runner: asyncio.Runner
-) -> list[Row]:
-    targets = [request_to(ingress, settings.surface_tokens, 5 * place) for place in range(TEXTS)]
-    try:
-        return measure_stopped(experts, [target.call for target in targets], repeat, settings, runner)
-    finally:
-        runner.run(close_all(targets))
 
 
 def _functions(

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
-import urllib3
 
 from moe.manifest import Manifest
 from simulation.profiles.fit.rows import Row, spread
@@ -20,6 +18,7 @@ from simulation.profiles.measure.counters import Counted, ReplicaCounters, liste
 from simulation.profiles.measure.load import Recorded, Target, closed_loop, open_loop, paced, poisson_arrivals
 from simulation.profiles.measure.machine import busy_s
 from simulation.profiles.measure.measurement_plan import NodeClass, Plan, Point, ProfileSettings, axis_tokens, make_plan
+from simulation.profiles.measure.products import products_of
 from simulation.profiles.measure.requests import blank, close_all
 from simulation.profiles.measure.target import Function, Gateway, ReplicaSeen, Setting
 from simulation.profiles.model.errors import MeasurementError
@@ -29,7 +28,6 @@ log = logging.getLogger(__name__)
 OnPoint = Callable[[Point, float], None]
 """Called before each point, with the seconds it is expected to take."""
 
-_BATCHES = re.compile(rb"^smoe_worker_batch_calls_(sum|count) (\S+)$", re.MULTILINE)
 OUT_OF_MEMORY = "the replica was killed: out of memory under this limit"
 _PILOT_CALLS = 12
 _START_TIMEOUT_S = 30.0
@@ -197,11 +195,9 @@ class Bench:
             return None
         address = self.ready(point.node).address
         try:
-            reply = urllib3.request("GET", f"http://{address}/metrics", timeout=5.0, retries=False)
-        except urllib3.exceptions.HTTPError:
+            return products_of(address)
+        except MeasurementError:
             return None
-        values = {kind: float(value) for kind, value in _BATCHES.findall(reply.data)}
-        return (values[b"sum"], values[b"count"]) if len(values) == 2 else None
 
     def _row(
         self,

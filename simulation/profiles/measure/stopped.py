@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-
-import urllib3
 
 from simulation.profiles.fit.rows import Row
 from simulation.profiles.measure.in_pass import Spent, rows_between
 from simulation.profiles.measure.load import Call, closed_loop
 from simulation.profiles.measure.measurement_plan import NodeClass, ProfileSettings
+from simulation.profiles.measure.products import products_of
 from simulation.profiles.measure.requests import Counters, Interference
 from simulation.profiles.measure.target import Function, Setting
 from simulation.profiles.model.errors import MeasurementError
@@ -32,8 +30,6 @@ LONGEST_PASS_S = 4.0
 """Shares below the one at which a pass takes longer are left out."""
 AT_ONCE = 8
 """Calls that an expert takes at once."""
-ASK_S = 10.0
-_BATCHES = re.compile(rb"^smoe_worker_batch_calls_(sum|count) (\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -44,8 +40,6 @@ class Experts:
     functions: Mapping[str, Function]
     """The experts', as ``addresses`` (host:port)."""
     addresses: Mapping[str, str]
-    workers: Sequence[Counters]
-    """Counters of all that works for a request."""
     spent: Callable[[], Spent]
     """What nodes have had so far."""
 
@@ -56,16 +50,21 @@ def stopped_s(settings: ProfileSettings) -> float:
 
 
 def measure_stopped(
-    experts: Experts, calls: Sequence[Call], repeat: int, settings: ProfileSettings, runner: asyncio.Runner
+    experts: Experts,
+    calls: Sequence[Call],
+    repeat: int,
+    workers: Sequence[Counters],
+    settings: ProfileSettings,
+    runner: asyncio.Runner,
 ) -> list[Row]:
     """One row for each kind of expert, share and number of callers, the largest share first. ``calls``: requests that
-    take turns. Raises MeasurementError where one is not answered."""
+    take turns; ``workers``: counters of all that works for them. Raises MeasurementError where one is not answered."""
     rows: list[Row] = []
     try:
         for share in _shares(settings):
             longest_s = 0.0
             for callers in CALLERS:
-                more, pass_s = _measure(experts, calls, share, callers, settings, runner)
+                more, pass_s = _measure(experts, calls, share, callers, workers, settings, runner)
                 rows += [replace(row, repeat=repeat) for row in more]
                 longest_s = max(longest_s, pass_s)
             if longest_s > LONGEST_PASS_S:
@@ -85,6 +84,7 @@ def _measure(
     calls: Sequence[Call],
     share: float,
     callers: int,
+    workers: Sequence[Counters],
     settings: ProfileSettings,
     runner: asyncio.Runner,
 ) -> tuple[list[Row], float]:
@@ -98,7 +98,7 @@ def _measure(
     asked, each_s = _batches(experts), TIMES * settings.seconds_per_point
     _resize(experts, share, settings)
     runner.run(closed_loop(call, callers, 2 * callers, each_s))
-    interference, before = Interference(experts.workers), experts.spent()
+    interference, before = Interference(workers), experts.spent()
     recorded = runner.run(closed_loop(call, callers, 1_000_000, each_s))
     cpu_s, after = interference.functions_s(), experts.spent()
     others_cores = interference.others_s(cpu_s) / recorded.seconds
@@ -131,15 +131,7 @@ def _resize(experts: Experts, share: float, settings: ProfileSettings) -> None:
 
 def _batches(experts: Experts) -> dict[str, tuple[float, float]]:
     """Calls and products of each expert so far. Raises MeasurementError."""
-    so_far = {}
-    for node, address in experts.addresses.items():
-        try:
-            reply = urllib3.request("GET", f"http://{address}/metrics", timeout=ASK_S, retries=False)
-        except urllib3.exceptions.HTTPError as error:
-            raise MeasurementError(f"the metrics of {node} at {address} could not be read: {error}") from error
-        values = {kind: float(value) for kind, value in _BATCHES.findall(reply.data)}
-        so_far[node] = values.get(b"sum", 0.0), values.get(b"count", 0.0)
-    return so_far
+    return {node: products_of(address) or (0.0, 0.0) for node, address in experts.addresses.items()}
 
 
 def _each(
