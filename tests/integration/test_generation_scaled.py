@@ -258,7 +258,7 @@ def tpot_p95_s(controller: Controller) -> float:
 
 
 def counter(running: RunningPipeline, name: str) -> float:
-    """Of the only ingress."""
+    """A counter of the only ingress, summed over its labels."""
     (ingress,) = running.client.replicas()[running.functions[0]]
     reply = requests.get(f"http://{ingress['address']}/metrics", timeout=60)
     return sum(float(line.split()[-1]) for line in reply.text.splitlines() if line.startswith(name + "{"))

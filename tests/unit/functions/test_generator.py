@@ -116,7 +116,7 @@ async def test_texts_go_to_the_emptiest_instance_and_parked_ones_come_back(
 
 
 async def test_an_instance_ends_its_drain_where_waiting_texts_need_its_replicas(model: WholeModel) -> None:
-    """Of two functions' replicas one each goes, and they were of two instances: those that stay make a third."""
+    """One replica of each of two functions goes, of unlike instances: those that stay make a third."""
     generator = generator_of(model.directory)
     bench = Bench(InProcess(model, 40), waiting=generator.waiting)
     bench.run.drain.most_s = 1000.0

@@ -61,7 +61,7 @@ async def served(node: Node, application: object) -> Running:
 
 
 def cut(number: int) -> None:
-    """Take the link of the machine with this number down; neither end is told."""
+    """Take the link of the machine with this number down; neither end gets notice."""
     subprocess.run(["ip", "link", "set", f"port{number}", "down"], check=True)
 
 
