@@ -12,17 +12,15 @@ import json
 import os
 import signal
 import socket
-import sys
 import threading
-import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from functions import worker
-from gateway.backends.process.kernel import die_with_parent
+from benchmarks.harness.clean_forks import clean_forks
+from gateway.backends.process.workers.parent_client import Exit
 from moe.grouping import group
 from moe.manifest import load
 
@@ -41,47 +39,23 @@ class WorkerProcess:
     port: int
     node: str = ""
     """The emulated machine it is on."""
+    slot: str = ""
+    """Its name for the process that forked it."""
 
     @property
     def address(self) -> str:
         return f"{LOOPBACK}:{self.port}"
 
+    def wait(self) -> Exit:
+        """How it ended, once it has."""
+        return clean_forks().wait(self.slot)
 
-def fork_worker(function: str, environ: Mapping[str, str]) -> WorkerProcess:
+
+def start_worker(function: str, environ: Mapping[str, str], node: str = "") -> WorkerProcess:
     """Fork a worker and wait until it is ready. Raises RuntimeError when it ends before."""
-    listener = socket.create_server((LOOPBACK, 0), backlog=512)
-    port = listener.getsockname()[1]
-    read_end, write_end = os.pipe()
-    parent_pid = os.getpid()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            os.close(read_end)
-            die_with_parent(parent_pid)
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            worker.main(environ, listener, lambda: _report_ready(write_end))
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    os.close(write_end)
-    listener.close()
-    try:
-        if os.read(read_end, 1) != b"r":
-            os.waitpid(pid, 0)
-            raise RuntimeError(f"the worker of {function} ended before it was ready; its error is above")
-    finally:
-        os.close(read_end)
-    return WorkerProcess(function, pid, port)
-
-
-def _report_ready(write_end: int) -> None:
-    os.write(write_end, b"r")
-    os.close(write_end)
+    with socket.create_server((LOOPBACK, 0), backlog=512) as listener:
+        slot, pid = clean_forks().fork(function, environ, listener)
+        return WorkerProcess(function, pid, listener.getsockname()[1], node, slot)
 
 
 class LocalPipeline:
@@ -155,8 +129,7 @@ class LocalPipeline:
         return self._ingresses[-1]
 
     def _fork(self, function: str, node: str, extra_environ: Mapping[str, str]) -> WorkerProcess:
-        environ = {"smoe_machine": node, **self._environ, **extra_environ}
-        return replace(fork_worker(function, environ), node=node)
+        return start_worker(function, {"smoe_machine": node, **self._environ, **extra_environ}, node)
 
     def _snapshot(self) -> bytes:
         """All workers, as a line of the feed."""
@@ -180,8 +153,7 @@ class LocalPipeline:
         for process in processes:
             timer = threading.Timer(STOP_S, _signal, (process.pid, signal.SIGKILL))
             timer.start()
-            with suppress(ChildProcessError):
-                os.waitpid(process.pid, 0)
+            process.wait()
             timer.cancel()
 
 

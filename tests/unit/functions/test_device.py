@@ -18,7 +18,6 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from benchmarks.harness.local_pipeline import fork_worker
 from functions.device import tensors as devices
 from functions.device.tensors import (
     DeviceLostError,
@@ -34,6 +33,7 @@ from functions.serving.settings import from_environment
 from functions.wire import format as wire
 from moe.manifest import load
 from moe.runtime import HOST, load_node
+from tests.doubles.forked_worker import fork_worker
 from tests.parameters import some_fast
 from tests.unit.functions.conftest import get, post
 from tests.unit.functions.fake_driver import SHARE, FakeDriver, every_node, fail_at, gpu

@@ -393,7 +393,7 @@ def test_when_a_segments_worker_dies_the_stream_goes_on(long: Path) -> None:
         text += "".join(piece.choices[0].text for piece in pieces)
         assert text == wanted
         pipeline.workers.remove(busy)
-        os.waitpid(busy.pid, 0)
+        busy.wait()
         until_free(pipeline)
 
 
@@ -431,7 +431,7 @@ def test_while_clients_leave_and_workers_die_every_text_is_right_and_pages_are_f
             assert all(future.result() for future in right)
         for worker in dead:
             pipeline.workers.remove(worker)
-            os.waitpid(worker.pid, 0)
+            worker.wait()
         until_free(pipeline)
 
 

@@ -23,7 +23,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.harness.local_pipeline import WorkerProcess, fork_worker
+from benchmarks.harness.local_pipeline import WorkerProcess
 from functions import worker
 from functions.device import leases, lent
 from functions.device.leases import LeaseError
@@ -39,6 +39,7 @@ from functions.wire import format as wire
 from moe.manifest import load
 from moe.runtime import HOST, load_node
 from tests.doubles.fake_gpu import FakeMemory, FakeOpener
+from tests.doubles.forked_worker import fork_worker
 from tests.parameters import some_fast
 from tests.unit.functions.fake_driver import SHARE, FakeDriver
 from tests.unit.moe import tiny

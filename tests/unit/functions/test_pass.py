@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from benchmarks.harness.local_pipeline import LocalPipeline
+from gateway.backends.process.workers.parent_client import Exit
 from moe.reference import WholeModel
 from tests.doubles.generation import generate
 from tests.unit.moe import tiny
@@ -155,7 +156,7 @@ def test_killed_replicas_and_drained_ones_lose_no_request(bert: Path) -> None:
             for victim, number in zip(victims, (signal.SIGKILL, signal.SIGTERM), strict=True):
                 ask(pipeline.url, {"inputs": TEXTS[0]})
                 os.kill(victim.pid, number)
-                assert os.waitpid(victim.pid, 0)[1] == (number if number == signal.SIGKILL else 0)
+                assert victim.wait() == Exit(0, number if number == signal.SIGKILL else 0)
     assert failures == []
 
 

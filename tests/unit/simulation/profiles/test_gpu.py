@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import gpu_shares
-from benchmarks.harness.local_pipeline import WorkerProcess, fork_worker
+from benchmarks.harness.local_pipeline import WorkerProcess, start_worker
 from gateway.backends.process.gpu.shares import Found
 from moe.manifest import Manifest, load
 from moe.preset import PRESETS, preset_source
@@ -62,7 +62,7 @@ class FakeGateway:
         if self.limits.get(name) != deployment["limits"]:
             old = self.workers.pop(name, None)
             environ = {**deployment["envVars"], "smoe_pipeline": str(self.folder), "write_timeout": "1s"}
-            self.workers[name] = fork_worker(name, environ)
+            self.workers[name] = start_worker(name, environ)
             self.limits[name] = deployment["limits"]
             if old is not None:
                 self._end(old)
@@ -95,7 +95,7 @@ class FakeGateway:
 
     def _end(self, process: WorkerProcess) -> None:
         os.kill(process.pid, signal.SIGKILL)
-        os.waitpid(process.pid, 0)
+        process.wait()
 
 
 def run(folder: Path, gateway: FakeGateway) -> list[Row]:
