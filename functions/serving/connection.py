@@ -225,7 +225,8 @@ class Connection(asyncio.Protocol):
         length = self._headers.get("content-length", "0")
         if length.isdigit() and int(length) > self._server.settings.max_body_bytes:
             self._too_large()
-        if self._headers.get("expect", "").lower() == "100-continue" and self._transport is not None:
+        waits = self._headers.get("expect", "").lower() == "100-continue"
+        if waits and self._transport is not None and not self._busy and not self._queue:  # else within another's reply
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, data: bytes) -> None:

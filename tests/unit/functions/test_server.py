@@ -86,6 +86,25 @@ async def test_a_body_above_the_limit_gets_413_before_it_is_read(start: Any) -> 
     assert (await running.send(post(body=bytes(10))))[0][0] == 200
 
 
+async def test_a_client_that_waits_to_send_a_body_is_told_to_go_on_but_not_within_another_reply(start: Any) -> None:
+    held = Held()
+    running = await start(held)
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    asked = post(body=b"b", headers="expect: 100-continue\r\n")
+    writer.write(post(body=b"a") + asked)
+    await held.wait(1)
+    await turns()
+    held.answer_all(b"first")
+    assert (await read_reply(reader))[2] == b"first"
+    await held.wait(2)
+    held.answer_all(b"second")
+    assert (await read_reply(reader))[2] == b"second"
+    writer.write(asked[:-1])
+    async with asyncio.timeout(100):
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    writer.close()
+
+
 async def test_huge_headers_get_431(start: Any) -> None:
     running = await start(echo())
     assert (await running.send(post(headers=f"a: {'b' * 70_000}\r\n")))[0][0] == 431
