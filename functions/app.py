@@ -74,7 +74,9 @@ class FunctionApp(flask.Flask):
             asyncio.run_coroutine_threadsafe(work, self._loop)
             for work in (
                 become_ready(
-                    self.server, settings, lambda provided: applications.build(provided, self._loop, bounds=bounds)
+                    self.server,
+                    settings,
+                    lambda provided: applications.build(provided, self._loop, bounds=bounds, forked=False),
                 ),
                 live_settings.follow(settings, self.server),
             )

@@ -16,6 +16,16 @@ LIMIT_STEP_MB = 64
 """Memory limits are 128 MiB and steps of 64 MiB above, as in the paper's configuration space."""
 
 
+CALL_TOKENS = 1024
+"""Tokens that an ingress sends in one call at most, but for a longer text."""
+SHARE = 0.9
+"""alpha of Eq. (2): the part of a memory limit that may be used."""
+INGRESS_ROWS = 40
+"""Hidden states that a token on its way costs the ingress at most: 8192 tokens in eight passes at once took 428 MiB of
+the default pipeline's, of which 30 are its own."""
+MIB = 1024 * 1024
+
+
 @dataclass(frozen=True, slots=True)
 class RuntimeMemory:
     """MiB of one process by the kind of its function; with a worker that serves several nodes the largest counts."""
@@ -42,6 +52,11 @@ CONTAINER = RuntimeMemory(expert_mb=64, segment_mb=224, ingress_mb=288)
 experts by NumPy 39 and 58, by torch 163 and 180; segments 166 to 184; the ingress 173 to 254."""
 BY_NUMPY = "float32"
 """The dtype of pipelines whose experts a container computes without torch."""
+
+
+def tokens_that_fit(limit_bytes: int, fixed_bytes: int, bytes_per_token: int) -> int:
+    """Tokens that a memory limit has room for at once beyond what is always there: Eq. (2) the other way round."""
+    return max(0, int((SHARE * limit_bytes - fixed_bytes) / max(1, bytes_per_token)))
 
 
 def container_memory(dtype: str) -> RuntimeMemory:

@@ -25,16 +25,21 @@ from platform_words.labels import (
     SCALE_MAX,
     SCALE_MIN,
 )
-from platform_words.memory import FORKED, LIMIT_MIN_MB, LIMIT_STEP_MB, PEAK_TOKENS, RuntimeMemory
+from platform_words.memory import (
+    FORKED,
+    INGRESS_ROWS,
+    LIMIT_MIN_MB,
+    LIMIT_STEP_MB,
+    MIB,
+    PEAK_TOKENS,
+    SHARE,
+    RuntimeMemory,
+)
 from platform_words.resources import GPU
 from smoe import __version__
 
-MIB = 1024 * 1024
 GPU_PROFILE = "smoe-gpu"
 IMAGE = f"smoe/function:{__version__}"
-INGRESS_ROWS = 40
-"""Hidden states that a token on its way costs the ingress at most: 8192 tokens in eight passes at once took 428 MiB of
-the default pipeline's, of which 30 are its own."""
 REQUEST_MILLICORES = 25
 """Below every limit (0.05 of a core at least), so that no live change meets Kubernetes' rule that a pod keeps its class
 of service."""
@@ -74,7 +79,7 @@ class DeploymentSettings:
     more: an ingress beyond its limit is killed with all its requests."""
     peak_tokens: int = PEAK_TOKENS
     """P of Eq. (2): most tokens in flight at once in one replica, which takes no more (``smoe_max_tokens``)."""
-    memory_share: float = 0.9
+    memory_share: float = SHARE
     """alpha of Eq. (2): the part of the limit that may be used."""
     kv_mib: int = 64
     """Memory for keys and values in each worker with segments of a decoder."""

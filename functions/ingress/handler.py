@@ -31,6 +31,7 @@ from functions.ingress.routes import LayerPlans, PlanRule
 from functions.ingress.scatter import Scatter
 from functions.serving.instruments import IngressInstruments
 from functions.serving.settings import FunctionSettings, SettingsError
+from functions.serving.token_bound import TokenBound
 from functions.wire.arrays import Array, Arrays, as_float32
 from functions.wire.errors import BadInputError, CallError, NotServedError
 from functions.wire.messages import Reply, Request, error_reply, reply_of
@@ -56,8 +57,10 @@ class Ingress:
         settings: FunctionSettings,
         loop: asyncio.AbstractEventLoop,
         tokenizer: TextTokenizer | None = None,
+        tokens: TokenBound | None = None,
     ) -> None:
-        """``tokenizer``: the pipeline's, where it is loaded already. Raises TextError, ManifestError, SettingsError."""
+        """``tokenizer``: the pipeline's, where it is loaded already; ``tokens``: of all passes at once. Raises
+        TextError, ManifestError, SettingsError."""
         if manifest.tokenizer is None:
             raise TextError(f"pipeline {manifest.name} has no tokenizer, so its ingress cannot take texts")
         self.manifest = manifest
@@ -86,7 +89,7 @@ class Ingress:
         self._openai: OpenAiApi | None = None
         template = manifest.tokenizer.chat_template
         self._template = ChatTemplate(settings.pipeline_dir / template, self.tokenizer) if template else None
-        self._limits = (settings.max_passes, settings.queue_limit, settings.max_tokens)
+        self._limits = (settings.max_passes, settings.queue_limit, tokens or TokenBound(settings.max_tokens))
         self._tasks: set[asyncio.Task[None]] = set()
         self._following: list[asyncio.Task[None]] = []
 
@@ -178,7 +181,7 @@ class Ingress:
 
     async def _embed(self, ids: Texts, request: Request) -> Arrays:
         """An encoder's pass for ``/v1/embeddings``. Raises CallError."""
-        api.check_size(self.manifest, [len(text) for text in ids], self._limits[2])
+        api.check_size(self.manifest, [len(text) for text in ids], self._limits[2].most)
         return await self._run(ids, None, self._context(request))
 
     def _context(self, request: Request) -> PassContext:
@@ -221,7 +224,7 @@ class Ingress:
         except MoeError as error:
             raise BadInputError(str(error)) from None
         lengths = [len(text) for text in ids]
-        api.check_size(self.manifest, lengths, self._limits[2])
+        api.check_size(self.manifest, lengths, self._limits[2].most)
         context = self._context(request)
         if self.manifest.task == "embedding":
             reply = await self._run(ids, None, context)

@@ -26,10 +26,12 @@ import numpy as np
 
 from functions.ingress.calls import PassContext
 from functions.ingress.room import TokenRoom
+from functions.serving.token_bound import TokenBound
 from functions.wire.arrays import Arrays
 from functions.wire.errors import CallError, DeadlineError, NodeRefusedError, OverloadedError
+from platform_words.memory import CALL_TOKENS
 
-MAX_PACKED_TOKENS = 1024
+MAX_PACKED_TOKENS = CALL_TOKENS
 """Most tokens of a pass, but for a longer text, which nothing can divide."""
 HELD_PASSES = 16
 """Requests hold at most so many times the tokens of passes under way, those that wait included; further ones get
@@ -60,12 +62,13 @@ class _Member:
 class PassQueue:
     """Runs passes for requests, at most ``limit`` at once (0: each request at once, on its own)."""
 
-    def __init__(self, run: RunPass, limit: int, queue_limit: int, max_tokens: int = 0) -> None:
-        """``max_tokens``: of all passes at once; 0: no limit."""
+    def __init__(self, run: RunPass, limit: int, queue_limit: int, tokens: TokenBound | None = None) -> None:
+        """``tokens``: of all passes at once."""
         self._run_pass = run
-        self._most = min(MAX_PACKED_TOKENS, max_tokens or MAX_PACKED_TOKENS)
-        self._room = TokenRoom(max_tokens, queue_limit) if max_tokens else None
-        self._held, self._most_held = 0, HELD_PASSES * max_tokens
+        self._bound = bound = tokens or TokenBound(0)
+        self._most = min(MAX_PACKED_TOKENS, bound.most or MAX_PACKED_TOKENS)
+        self._room = TokenRoom(bound, queue_limit) if bound.most else None
+        self._held = 0
         self._limit = limit
         self._queue_limit = queue_limit
         self._loop = asyncio.get_running_loop()
@@ -78,7 +81,8 @@ class PassQueue:
     async def run(self, ids: Texts, answers: Texts | None, context: PassContext) -> Arrays:
         """The last segment's reply for these texts alone. ``answers`` are the decoder's tokens. Raises CallError."""
         size = _tokens(ids) + _tokens(answers or ())
-        if self._held and self._most_held and self._held + size > self._most_held:
+        most = HELD_PASSES * self._bound.most
+        if self._held and most and self._held + size > most:
             raise OverloadedError(f"requests of {self._held} tokens wait or are computed; try again later")
         self._held += size
         try:

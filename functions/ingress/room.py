@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
+from functions.serving.token_bound import TokenBound
 from functions.wire.errors import DeadlineError, OverloadedError
 
 
 class TokenRoom:
-    """Room for ``most`` tokens (0: no limit); who finds none waits in order of arrival, at most ``queue_limit`` of
+    """Room for tokens as far as ``bound`` goes; who finds none waits in order of arrival, at most ``queue_limit`` of
     them."""
 
-    def __init__(self, most: int, queue_limit: int) -> None:
-        self._most = most
+    def __init__(self, bound: TokenBound, queue_limit: int) -> None:
+        self._bound = bound
         self._queue_limit = queue_limit
         self._taken = 0
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
@@ -21,8 +22,9 @@ class TokenRoom:
     async def take(self, tokens: int, deadline_s: float) -> int:
         """Wait for room, until ``deadline_s`` on the loop's clock; returns what to give back. What is larger than all
         the room waits until it is alone. Raises OverloadedError, DeadlineError."""
-        tokens = min(tokens, self._most)
-        if not self._waiting and self._taken + tokens <= self._most:
+        most = self._bound.most
+        tokens = min(tokens, most)
+        if not self._waiting and self._taken + tokens <= most:
             self._taken += tokens
             return tokens
         if len(self._waiting) >= self._queue_limit:
@@ -54,7 +56,7 @@ class TokenRoom:
         while self._waiting:
             turn, tokens = self._waiting[0]
             if not turn.done():
-                if self._taken + tokens > self._most:
+                if self._taken and self._taken + tokens > self._bound.most:
                     return
                 self._taken += tokens
                 turn.set_result(None)

@@ -15,6 +15,7 @@ import numpy as np
 from functions.serving.arrays_expert import ArraysExpert, load_expert
 from functions.serving.node_host import NodeHost
 from functions.serving.settings import FunctionSettings
+from functions.serving.token_bound import TokenBound
 from functions.serving.weights import weights_folder
 from functions.wire import arrays
 from functions.wire.arrays import Array, Arrays
@@ -33,13 +34,15 @@ def served(manifest: Manifest, settings: FunctionSettings) -> bool:
     return kinds == {"expert"} and manifest.dtype == "float32" and settings.device.kind == "cpu"
 
 
-def expert_application(manifest: Manifest, settings: FunctionSettings, loop: asyncio.AbstractEventLoop) -> NodeHost:
+def expert_application(
+    manifest: Manifest, settings: FunctionSettings, loop: asyncio.AbstractEventLoop, tokens: TokenBound | None = None
+) -> NodeHost:
     """Map the weights of ``settings.nodes`` and host their programs. Raises ManifestError."""
     programs = {
         node_id: load_expert(weights_folder(settings, manifest, node_id), manifest, node_id)
         for node_id in settings.nodes
     }
-    return NodeHost(programs, loop, ArraysDevice(), max_tokens=settings.max_tokens)
+    return NodeHost(programs, loop, ArraysDevice(), tokens=tokens)
 
 
 class ArraysDevice:

@@ -32,6 +32,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 
 from functions.device.contract import CHECK_S, Device, DeviceLostError, Program
 from functions.serving.speed import Speed
+from functions.serving.token_bound import TokenBound
 from functions.wire import layout as wire
 from functions.wire.messages import ALL_LOGITS, KV_FULL, KV_MISSING, LIKELIEST, Reply, Request, error_reply
 from moe.errors import CacheFullError, CacheMissError, ProgramInputError
@@ -99,11 +100,11 @@ class NodeHost:
         on_lost: Callable[[str], object] = log.critical,
         kept: Kept | None = None,
         stages: Mapping[str, Program] | None = None,
-        max_tokens: int = 0,
+        tokens: TokenBound | None = None,
     ) -> None:
         """``device``: what computes the programs; ``on_lost``: called once, with the
         reason; ``kept``: keys and values of the segments, where any are kept; ``stages``: further programs, served at
-        ``/stage/NAME`` however many there are; ``max_tokens``: tokens of all calls under way (0: no limit)."""
+        ``/stage/NAME`` however many there are; ``tokens``: of all calls under way."""
         self._loop = loop
         self._device = device
         self._on_lost = on_lost
@@ -114,7 +115,7 @@ class NodeHost:
         self._turns: deque[str] = deque(self._nodes)
         self._scheduled = False
         self._thread: ThreadPoolExecutor | None = None
-        self._max_tokens = max_tokens
+        self._bound = tokens or TokenBound(0)
         self._tokens = 0
         """Held by calls that wait or are computed."""
         self._calls: dict[tuple[str, int], int] = {}
@@ -168,11 +169,11 @@ class NodeHost:
 
     def _no_room(self, size: int) -> Reply | None:
         """The refusal of a call of so many tokens, where there is no room for them."""
-        most = self._max_tokens
+        most = self._bound.most
         if not most or self._tokens + size <= most:
             return None
         if size > most:
-            message = f"the call has {size} tokens; this function takes at most {most} (smoe_max_tokens)"
+            message = f"the call has {size} tokens; this function takes at most {most} ({self._bound.cause})"
             return error_reply(413, "too_many_tokens", message, platform=False)
         message = f"calls of {self._tokens} tokens are under way, of at most {most}; this one has {size}"
         return error_reply(429, "overloaded", message, platform=True, retry_after_s=1)
@@ -189,7 +190,7 @@ class NodeHost:
         for node_id, node in self._nodes.items():
             path = "/" if node_id == self._only else f"/stage/{node_id}"
             for tokens in sizes:
-                yield path, self._device.encode(node.program.made_up(min(tokens, self._max_tokens or tokens)))
+                yield path, self._device.encode(node.program.made_up(min(tokens, self._bound.most or tokens)))
 
     def forget_calls(self) -> None:
         """Calls until now were made up: they are not counted, and what they took is no measure of a node's speed."""

@@ -14,6 +14,7 @@ from functions.serving.gated import GatedExperts
 from functions.serving.kept_pages import KeptPages
 from functions.serving.node_host import NodeHost
 from functions.serving.settings import FunctionSettings, SettingsError
+from functions.serving.token_bound import TokenBound
 from functions.serving.weights import weights_folder
 from functions.wire.messages import gate_stage
 from moe.manifest import Manifest
@@ -23,7 +24,9 @@ LAST_WORDS_S = 0.25
 """Time from a device's loss until the worker ends, in which replies that report it are sent."""
 
 
-def node_application(manifest: Manifest, settings: FunctionSettings, loop: asyncio.AbstractEventLoop) -> NodeHost:
+def node_application(
+    manifest: Manifest, settings: FunctionSettings, loop: asyncio.AbstractEventLoop, tokens: TokenBound | None = None
+) -> NodeHost:
     """Map the weights of ``settings.nodes``, put them on the GPU or map them there, and host their programs.
 
     Raises SettingsError, ManifestError. A worker whose GPU cannot be used ends, then or later, with a line in its log.
@@ -52,7 +55,7 @@ def node_application(manifest: Manifest, settings: FunctionSettings, loop: async
         lambda reason: loop.call_later(LAST_WORDS_S, leave, reason),
         kept,
         gates,
-        settings.max_tokens,
+        tokens,
     )
 
 

@@ -15,6 +15,7 @@ import ipaddress
 from collections.abc import Callable, Sequence
 
 from functions.dispatch.client import ConnectionPool, ReplyTimeoutError, TransportError, request_head
+from functions.serving.token_bound import TokenBound
 from functions.wire import arrays, bundles
 from functions.wire import layout as wire
 from functions.wire.arrays import Array
@@ -32,22 +33,22 @@ TIMEOUT_S = 60.0
 
 class Relay:
     """An application with the relaying stage at ``/relay`` added to another's paths. ``key``: the workers';
-    ``max_tokens``: rows of all groups under way (0: no limit), as a row may be named by many groups; ``silence_s``: as
-    of the ingress's calls."""
+    ``tokens``: rows of all groups under way, as a row may be named by many groups; ``silence_s``: as of the ingress's
+    calls."""
 
     def __init__(
         self,
         inner: Application,
         loop: asyncio.AbstractEventLoop,
         key: str,
-        max_tokens: int = 0,
+        tokens: TokenBound | None = None,
         silence_s: float = DEFAULT_S,
     ) -> None:
         self.inner = inner
         self._loop = loop
         self._key = key
         self._pools: dict[str, ConnectionPool] = {}
-        self._max_tokens, self._silence_s = max_tokens, silence_s
+        self._bound, self._silence_s = tokens or TokenBound(0), silence_s
         self._forwarded = self._tokens = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -62,11 +63,12 @@ class Relay:
             wanted = bundles.targets(request.headers.get(GROUPS, ""))
             tensors = arrays.decode(request.body)
             rows = tensors["rows"].size if "rows" in tensors else 0
-            if self._max_tokens and rows > self._max_tokens:
-                message = f"the groups have {rows} rows; this function takes at most {self._max_tokens}"
+            most = self._bound.most
+            if most and rows > most:
+                message = f"the groups have {rows} rows; this function takes at most {most} ({self._bound.cause})"
                 answer(error_reply(413, "too_many_tokens", message, platform=False))
                 return
-            if self._max_tokens and self._tokens + rows > self._max_tokens:
+            if most and self._tokens + rows > most:
                 answer(_overloaded(f"groups of {self._tokens} rows are under way"))
                 return
             parts = bundles.split_rows(tensors, len(wanted))

@@ -24,6 +24,7 @@ from functions.serving.relay import Relay
 from functions.serving.server import FunctionServer, ServerSettings
 from functions.serving.settings import FunctionSettings
 from functions.serving.starting import Starting, become_ready
+from functions.serving.token_bound import TokenBound
 from functions.wire import format as wire
 from functions.wire.messages import Reply, Request
 from moe.manifest import load
@@ -89,7 +90,7 @@ async def test_a_rehearsal_keeps_to_the_tokens_that_a_function_takes(
     bert: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     program = Watched(program_of(bert, "expert-0-0"))
-    await rehearse(host_of(program, max_tokens=5))
+    await rehearse(host_of(program, tokens=TokenBound(5)))
     assert program.tokens == [min(tokens, 5) for tokens in REHEARSED_TOKENS]
     assert not caplog.records
 

@@ -11,6 +11,7 @@ import pytest
 from functions.dispatch import client
 from functions.serving import relay
 from functions.serving.relay import Relay
+from functions.serving.token_bound import TokenBound
 from functions.wire import arrays, bundles
 from functions.wire.bundles import Answer, gather_rows
 from functions.wire.messages import Reply, Request, error_reply
@@ -182,7 +183,7 @@ async def test_connections_to_siblings_are_bounded(start: Any, monkeypatch: pyte
 
 async def test_rows_that_a_message_names_many_times_are_counted_each_time(start: Any) -> None:
     inner = times(2)
-    running = await start(Relay(inner, asyncio.get_running_loop(), "", 10))
+    running = await start(Relay(inner, asyncio.get_running_loop(), "", TokenBound(10)))
     ((status, _, body),) = await running.send(message(["/", "/"], [[0] * 6, [1] * 5]))
     assert (status, inner.seen) == (413, [])
     assert b"the groups have 11 rows; this function takes at most 10" in body
@@ -191,7 +192,7 @@ async def test_rows_that_a_message_names_many_times_are_counted_each_time(start:
 
 async def test_rows_of_messages_under_way_are_bounded_together(start: Any) -> None:
     held = Held()
-    running = await start(Relay(held, asyncio.get_running_loop(), "", 10))
+    running = await start(Relay(held, asyncio.get_running_loop(), "", TokenBound(10)))
     first = asyncio.ensure_future(running.send(message(["/"], [[0] * 6])))
     await held.wait(1)
     ((status, headers, _),) = await running.send(message(["/"], [[0] * 5]))

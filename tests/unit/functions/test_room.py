@@ -17,6 +17,7 @@ from functions.ingress.calls import PassContext
 from functions.ingress.packing import HELD_PASSES, MAX_PACKED_TOKENS, PassQueue, in_parts
 from functions.ingress.room import TokenRoom
 from functions.serving.node_host import NodeHost
+from functions.serving.token_bound import TokenBound
 from functions.wire.arrays import Arrays
 from functions.wire.errors import DeadlineError, OverloadedError
 from tests.unit.functions.conftest import turns
@@ -49,7 +50,7 @@ class Meter(Passes):
 
 
 async def test_room_is_given_in_order_of_arrival_and_comes_back() -> None:
-    room, order = TokenRoom(10, 100), []
+    room, order = TokenRoom(TokenBound(10), 100), []
     sizes = [6, 6, 3, 10, 1]
 
     async def pass_of(number: int, size: int) -> None:
@@ -64,7 +65,7 @@ async def test_room_is_given_in_order_of_arrival_and_comes_back() -> None:
 
 
 async def test_what_is_larger_than_all_room_goes_alone() -> None:
-    room = TokenRoom(10, 100)
+    room = TokenRoom(TokenBound(10), 100)
     small = await room.take(1, soon_s())
     large = asyncio.ensure_future(room.take(25, soon_s()))
     await turns(3)
@@ -78,7 +79,7 @@ async def test_what_is_larger_than_all_room_goes_alone() -> None:
 @pytest.mark.parametrize("granted", [False, True])
 async def test_who_gives_up_leaves_its_room_to_those_behind_it(granted: bool) -> None:
     """Also where room was granted in the same turn of the loop."""
-    room = TokenRoom(10, 100)
+    room = TokenRoom(TokenBound(10), 100)
     held = await room.take(10, soon_s())
     first = asyncio.ensure_future(room.take(10, soon_s()))
     second = asyncio.ensure_future(room.take(4, soon_s()))
@@ -93,7 +94,7 @@ async def test_who_gives_up_leaves_its_room_to_those_behind_it(granted: bool) ->
 
 
 async def test_those_who_wait_for_room_are_bounded_in_number() -> None:
-    room = TokenRoom(1, 1)
+    room = TokenRoom(TokenBound(1), 1)
     await room.take(1, soon_s())
     waiting = asyncio.ensure_future(room.take(1, soon_s()))
     await turns(3)
@@ -119,7 +120,7 @@ def test_parts_are_the_texts_in_order_each_as_large_as_may_be(sizes: list[tuple[
 @pytest.mark.parametrize("limit", [0, 2])
 async def test_callers_that_exceed_the_bound_together_are_all_answered_within_it(limit: int) -> None:
     passes = Meter()
-    queue = PassQueue(passes, limit, 1000, 4096)
+    queue = PassQueue(passes, limit, 1000, TokenBound(4096))
     calls = [[[1000 * caller + text] * 252 for text in range(80)] for caller in range(3)]
     replies = await asyncio.gather(*(queue.run(ids, None, context(FAR_S)) for ids in calls))
     for ids, reply in zip(calls, replies, strict=True):
@@ -131,7 +132,7 @@ async def test_callers_that_exceed_the_bound_together_are_all_answered_within_it
 
 async def test_tokens_of_the_decoder_take_room_too() -> None:
     passes = Meter()
-    queue = PassQueue(passes, 0, 1000, 100)
+    queue = PassQueue(passes, 0, 1000, TokenBound(100))
     ids, answers = [[1] * 30] * 2, [[1] * 60] * 2
     await asyncio.gather(*(queue.run(ids, answers, context(FAR_S)) for _ in range(3)))
     assert passes.most == 90
@@ -140,7 +141,7 @@ async def test_tokens_of_the_decoder_take_room_too() -> None:
 async def test_requests_of_too_many_tokens_together_are_refused_before_any_work() -> None:
     passes = Passes()
     passes.gate.clear()
-    queue = PassQueue(passes, 0, 1000, 10)
+    queue = PassQueue(passes, 0, 1000, TokenBound(10))
     half = [[1] * 10] * (HELD_PASSES // 2)
     waiting = [asyncio.ensure_future(queue.run(half, None, context(FAR_S))) for _ in range(2)]
     await turns(3)
@@ -152,7 +153,7 @@ async def test_requests_of_too_many_tokens_together_are_refused_before_any_work(
 
 
 def host(bert: Path, node: str, most: int) -> Asker:
-    return Asker(NodeHost(programs(bert, node), asyncio.get_running_loop(), HostDevice(), max_tokens=most))
+    return Asker(NodeHost(programs(bert, node), asyncio.get_running_loop(), HostDevice(), tokens=TokenBound(most)))
 
 
 async def test_a_function_takes_its_tokens_at_once_and_refuses_more_until_there_is_room(bert: Path) -> None:
