@@ -72,19 +72,12 @@ class CallbackTargets:
 class Callbacks:
     """Sends callbacks: so many at once, a few of them to one receiver, each within a deadline for all of it."""
 
-    def __init__(
-        self,
-        metrics: GatewayMetrics,
-        *,
-        timeout_s: float,
-        held_bytes: int,
-        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
+    def __init__(self, metrics: GatewayMetrics, *, timeout_s: float, held_bytes: int) -> None:
         self._metrics = metrics
         self._timeout_s = timeout_s
         self._held_bytes = held_bytes
         self._held = 0
-        self.pause = pause
+        self.pause: Callable[[float], Awaitable[None]] = asyncio.sleep
         self._places = asyncio.Semaphore(AT_ONCE)
         self._targets: dict[str, asyncio.Semaphore] = {}
         self._waiting: Counter[str] = Counter()

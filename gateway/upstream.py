@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import httptools
 
@@ -289,12 +289,12 @@ class UpstreamConnection(asyncio.Protocol):
 
 
 class UpstreamPool:
-    """Kept connections by address. ``clock`` gives seconds."""
+    """Kept connections by address."""
 
-    def __init__(self, per_address: int = 256, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         self._idle: dict[str, list[UpstreamConnection]] = {}
-        self.per_address = per_address
-        self.clock = clock
+        self.per_address = 256
+        self.clock = time.monotonic
 
     async def take(self, address: str, *, fresh: bool = False) -> tuple[UpstreamConnection, bool]:
         """A connection, and whether it was kept from an earlier call. Raises UpstreamError (not sent)."""

@@ -24,6 +24,8 @@ from moe.manifest import Manifest
 from platform_words.labels import PIPELINE_LABEL
 from smoe.deployment import DeploymentSettings, function_deployments
 
+START_TIMEOUT_S = 60.0
+
 
 @dataclass(frozen=True)
 class GatewaySettings:
@@ -77,7 +79,7 @@ def gateway_command(settings: GatewaySettings) -> list[str]:
     ]
 
 
-def start_gateway(settings: GatewaySettings, *, detach: bool, timeout_s: float = 60.0) -> subprocess.Popen[bytes]:
+def start_gateway(settings: GatewaySettings, *, detach: bool) -> subprocess.Popen[bytes]:
     """Start the gateway and wait until it answers.
 
     ``detach`` lets it live on after this process (``smoe up``); otherwise it dies with this process, however that dies.
@@ -95,7 +97,7 @@ def start_gateway(settings: GatewaySettings, *, detach: bool, timeout_s: float =
         begin = log.tell()  # what earlier gateways logged is not about this one
         process = _spawn(gateway_command(settings), log, detach=detach)
     try:
-        _wait_started(process, settings.state, log_path, begin, timeout_s)
+        _wait_started(process, settings.state, log_path, begin)
     except BaseException:
         stop_process(process)
         raise
@@ -114,8 +116,8 @@ def _spawn(command: list[str], log: IO[bytes], *, detach: bool) -> subprocess.Po
     )
 
 
-def _wait_started(process: subprocess.Popen[bytes], state: Path, log_path: Path, begin: int, timeout_s: float) -> None:
-    end_s = time.monotonic() + timeout_s
+def _wait_started(process: subprocess.Popen[bytes], state: Path, log_path: Path, begin: int) -> None:
+    end_s = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < end_s:
         if process.poll() is not None:
             end = log_end(log_path, begin)
@@ -126,14 +128,14 @@ def _wait_started(process: subprocess.Popen[bytes], state: Path, log_path: Path,
                 return
         time.sleep(0.05)
     raise NotReadyError(
-        f"the gateway did not answer within {timeout_s:.0f} s; the end of its log:\n{log_end(log_path, begin)}"
+        f"the gateway did not answer within {START_TIMEOUT_S:.0f} s; the end of its log:\n{log_end(log_path, begin)}"
     )
 
 
-def log_end(path: Path, begin: int, lines: int = 15) -> str:
-    """Last lines of a log file from byte ``begin`` on, or a note that there is none."""
+def log_end(path: Path, begin: int) -> str:
+    """Last 15 lines of a log file from byte ``begin`` on, or a note that there is none."""
     try:
-        return "\n".join(path.read_bytes()[begin:].decode(errors="replace").splitlines()[-lines:])
+        return "\n".join(path.read_bytes()[begin:].decode(errors="replace").splitlines()[-15:])
     except OSError:
         return "(no log)"
 

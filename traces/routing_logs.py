@@ -27,7 +27,7 @@ MAX_EXPERTS = 4096
 MAX_ASSIGNMENTS = 10**15
 
 
-def read_choices(path: Path, *, windows: int = 24, model: str = "DeepSeek-V2-Lite-Chat") -> Routing:
+def read_choices(path: Path, *, windows: int = 24) -> Routing:
     """Per-token choices: parquet with integer columns ``prompt, layer, pos, e0 … e(k-1)``, one row per token and
     layer.
 
@@ -63,7 +63,7 @@ def read_choices(path: Path, *, windows: int = 24, model: str = "DeepSeek-V2-Lit
         top_k=len(columns) - 3,
         window_names=[f"prompts {prompts[a]}-{prompts[b]}" for a, b in zip(starts, ends, strict=True)],
         layer_names=[str(layer) for layer in layers],
-        model=model,
+        model="DeepSeek-V2-Lite-Chat",
         source=f"{path.name}, {prompts.size} prompts in {windows} windows",
         sha256=file_sha256(path),
         requests=RequestRouting(assignments.astype(np.int32), tokens, window.astype(np.int64)),

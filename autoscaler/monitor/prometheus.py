@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from autoscaler.state.readings import SHAPES, Buckets, Job, Key, Readings, Serie
 
 TRIES = 2
 AT_ONCE = 4
+TIMEOUT_S = 5
 """Queries that the server works on while another's answer is read."""
 TAILS = (Series.NODE_CALL_SECONDS,)
 """Histograms of which Prometheus is asked for the P95 alone: of a node nothing else is asked, and the 46 buckets of
@@ -99,13 +99,10 @@ class PrometheusSource:
     """``url`` of the server; the window must hold at least two of its scrapes. Samples older than ``stale_s`` make a
     window stale. ``namespace``: what the gateway calls the one that the functions are in."""
 
-    def __init__(
-        self, url: str, pipeline: str, timeout_s: float = 5.0, stale_s: float = 60.0, namespace: str = NAMESPACE
-    ) -> None:
+    def __init__(self, url: str, pipeline: str, stale_s: float = 60.0, namespace: str = NAMESPACE) -> None:
         self._url = url.rstrip("/")
         self._pipeline = pipeline
         self._namespace = namespace
-        self._timeout_s = timeout_s
         self._stale_s = stale_s
         self._clients = threading.local()
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="prometheus")
@@ -130,9 +127,7 @@ class PrometheusSource:
                 raise_on_status=False,
                 respect_retry_after_header=False,  # a proxy could hold up the tick for hours
             )
-            self._clients.client = PrometheusConnect(
-                url=self._url, session=session, retry=retry, timeout=math.ceil(self._timeout_s)
-            )
+            self._clients.client = PrometheusConnect(url=self._url, session=session, retry=retry, timeout=TIMEOUT_S)
         return self._clients.client
 
     def read(self, now_s: float, window_s: float) -> Readings:

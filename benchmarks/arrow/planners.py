@@ -53,13 +53,13 @@ def constant(counts: Sequence[float]) -> float:
     return counts[-1]
 
 
-def kalman(counts: Sequence[float], level: float = 1.0, trend: float = 0.1, noise: float = 10.0) -> float:
+def kalman(counts: Sequence[float]) -> float:
     """Local linear trend, filtered; the planner's settings."""
     state, spread = np.array([counts[0], 0.0]), np.eye(2) * 1000.0
-    step, added = np.array([[1.0, 1.0], [0.0, 1.0]]), np.diag([level, trend])
+    step, added = np.array([[1.0, 1.0], [0.0, 1.0]]), np.diag([1.0, 0.1])
     for count in counts[1:]:
         state, spread = step @ state, step @ spread @ step.T + added
-        gain = spread[:, 0] / (spread[0, 0] + noise)
+        gain = spread[:, 0] / (spread[0, 0] + 10.0)
         state, spread = state + gain * (count - state[0]), spread - np.outer(gain, spread[0])
     return max(0.0, float((step @ state)[0]))
 

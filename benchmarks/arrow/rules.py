@@ -74,12 +74,12 @@ class XllmRule(Scheduler):
 
 
 class ConvertibleDecoders(Scheduler):
-    """A static split whose first decode instances also take prompts that no prefill instance computes in time, as
+    """A static split whose first decode instance also takes prompts that no prefill instance computes in time, as
     TokenScale's convertible decoders do (arXiv 2512.03416); its scaling of numbers is left out."""
 
-    def __init__(self, profiles: Mapping[int, Profile], targets: Targets, prefill: int, convertible: int = 1) -> None:
+    def __init__(self, profiles: Mapping[int, Profile], targets: Targets, prefill: int) -> None:
         super().__init__(profiles, targets, prefill)
-        self._convertible = [one for one in self.instances.values() if one.role is Role.DECODE][:convertible]
+        self._convertible = [one for one in self.instances.values() if one.role is Role.DECODE][:1]
 
     def choose_prefill(self, tokens: int, now_s: float) -> Instance:
         best = min(self.pool(Role.PREFILL), key=lambda one: prefill_end_s(one, tokens))

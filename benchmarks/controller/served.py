@@ -28,7 +28,7 @@ _POD = {
 }
 
 
-def served_deployment(document: Object, generation: int = 1) -> Object:
+def served_deployment(document: Object) -> Object:
     """A Deployment of the gateway whose rollout is complete: all of ``spec.replicas`` are ready."""
     made: Object = orjson.loads(orjson.dumps(document))
     made["metadata"].pop("managedFields", None)
@@ -38,11 +38,11 @@ def served_deployment(document: Object, generation: int = 1) -> Object:
     spec |= {"progressDeadlineSeconds": 600, "replicas": count}
     _pod_defaults(spec["template"]["spec"])
     made["metadata"]["annotations"]["deployment.kubernetes.io/revision"] = "1"
-    made["status"] = deployment_status(document["metadata"]["name"], count, count, generation)
+    made["status"] = deployment_status(document["metadata"]["name"], count, count, 1)
     book = {"metadata": {"annotations": {"deployment.kubernetes.io/revision": "1"}}, "status": made["status"]}
     made["metadata"] |= {
         "uid": _uid("deployment", document["metadata"]["name"]),
-        "generation": generation,
+        "generation": 1,
         "creationTimestamp": NOW,
         "managedFields": [
             applied,

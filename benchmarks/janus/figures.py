@@ -145,11 +145,11 @@ def mean(values: Sequence[float]) -> float:
     return float(np.mean(values))
 
 
-def message_cost(context: int, seed: int, batches: Sequence[int] = (16, 64, 512)) -> dict[int, dict[float, float]]:
+def message_cost(context: int, seed: int) -> dict[int, dict[float, float]]:
     """Batch → microseconds of a message → part of the TPOT that two-phase transfer saves, at 8A16E."""
     here = instances(V2, 8, 16, context, seed)
     table = here.tables()["in turn"]
-    by_batch: dict[int, dict[float, float]] = {batch: {} for batch in batches}
+    by_batch: dict[int, dict[float, float]] = {batch: {} for batch in (16, 64, 512)}
     for us in MESSAGE_US:
         fabric = replace(FABRIC, between=replace(FABRIC.between, message_s=us / 1e6))
         for batch, by_us in by_batch.items():

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 
-from placement.cluster import Cluster, PlanArray
 from placement.errors import InfeasibleError, PlacementError
 from placement.layout import Floats, Held, Singles, copies
 
@@ -101,17 +100,3 @@ def least_pairs(counts: NDArray[np.integer], together: NDArray[np.floating], nod
 
     deeper(0, 0)
     return best
-
-
-def check_plan(plan: PlanArray, cluster: Cluster, expert_bytes: int) -> None:
-    """Raises PlacementError: a GPU over its memory, or an expert without a place; names which."""
-    over = np.flatnonzero(plan.sum(axis=(1, 2)) > cluster.slots(expert_bytes))
-    if over.size:
-        gpu = int(over[0])
-        raise PlacementError(
-            f"GPU {gpu} of node {cluster.node[gpu]} holds {int(plan[gpu].sum())} experts, "
-            f"{int(cluster.slots(expert_bytes)[gpu])} fit in its memory"
-        )
-    missing = np.argwhere(~plan.any(axis=0))
-    if missing.size:
-        raise PlacementError(f"layer {missing[0][0]}: expert {missing[0][1]} is on no GPU")

@@ -109,9 +109,9 @@ def shift(work: Workload, mean_s: float, message_ms: float, mbit: float, seed: i
     return result
 
 
-def _smoothed(done: Replay, width: int = 5) -> Floats:
-    """Local ratio over ``width`` bins around each."""
-    window = np.ones(width)
+def _smoothed(done: Replay) -> Floats:
+    """Local ratio over five bins around each."""
+    window = np.ones(5)
     local, calls = (np.convolve(part.sum(axis=0), window, mode="same") for part in (done.local, done.calls))
     ratio: Floats = np.divide(local, calls, out=np.full(len(calls), np.nan), where=calls > 0)
     return ratio
@@ -135,11 +135,11 @@ def synthetic_frequency(nodes: int, layers: int, experts: int, rng: np.random.Ge
     return np.exp(common + rng.standard_normal((nodes, layers, experts))) * rng.uniform(0.2, 5.0, (nodes, 1, 1))
 
 
-def over_optimum(seed: int, cases: int = 60) -> dict[str, dict[str, float]]:
+def over_optimum(seed: int) -> dict[str, dict[str, float]]:
     """Remote calls over the optimum of Eq. (2) on random clusters, most of them tight."""
     rng = np.random.default_rng(seed)
     ratios: dict[str, list[float]] = {"published": [], "improved": []}
-    for _ in range(cases):
+    for _ in range(60):
         gpus = rng.integers(1, 4, size=int(rng.integers(2, 6))).tolist()
         layers, experts = int(rng.integers(2, 27)), int(rng.choice([8, 16, 64]))
         parts = rng.dirichlet(np.full(sum(gpus), 3.0)) * layers * experts * rng.choice([1.02, 1.1, 1.3, 1.8])

@@ -109,7 +109,7 @@ class Verdict:
         return self.won and self.high < 1
 
 
-def verdict(learnt: Sequence[Sequence[Ran]], rule: Sequence[Sequence[Ran]], draws: int = DRAWS) -> Verdict:
+def verdict(learnt: Sequence[Sequence[Ran]], rule: Sequence[Sequence[Ran]]) -> Verdict:
     """``learnt`` and ``rule``: [seeds][hours], the same hours in the same order. Raises ValueError otherwise."""
     if [[one.hour for one in runs] for runs in learnt] != [[one.hour for one in runs] for runs in rule]:
         raise ValueError("learnt policies and rules are not judged on the same hours")
@@ -117,7 +117,7 @@ def verdict(learnt: Sequence[Sequence[Ran]], rule: Sequence[Sequence[Ran]], draw
         [[one.cost for one in runs] for runs in rule]
     )
     of_hours = logs.mean(0)
-    drawn = np.random.default_rng(0).integers(0, of_hours.size, (draws, of_hours.size))
+    drawn = np.random.default_rng(0).integers(0, of_hours.size, (DRAWS, of_hours.size))
     low, high = np.exp(np.quantile(of_hours[drawn].mean(1), (0.025, 0.975)))
     return Verdict(
         round(float(np.exp(of_hours.mean())), 4),

@@ -110,11 +110,11 @@ def hour_of(episode: Episode) -> Hour:
 class Hours:
     """Deployments of the first hour's experts, judged on all hours together: what a search asks."""
 
-    def __init__(self, hours: Sequence[Hour], trials: int, on_trial: Callable[[Trial], object]) -> None:
+    def __init__(self, hours: Sequence[Hour], trials: int) -> None:
         self.hours, self.trials = hours, dict[tuple[Configuration, ...], Trial]()
         self.spent = False
         """Whether something was left untried."""
-        self._most_trials, self._on_trial = trials, on_trial
+        self._most_trials = trials
         self.allowed = MOST_VIOLATED
         """Share of windows over λ up to which it counts as kept."""
         self.shares: dict[tuple[Configuration, ...], float] = {}
@@ -149,7 +149,6 @@ class Hours:
         self.shares[key] = sum(value > 1 for value in every) / len(every) if every and np.isfinite(cost) else 1.0
         meets = self.shares[key] <= MOST_VIOLATED
         self.trials[key] = Trial(len(self.trials), cost, tail * self.workload.slo_s, meets, cost, _words(key))
-        self._on_trial(self.trials[key])
         return self.trials[key]
 
 
@@ -164,12 +163,10 @@ class Constants(NamedTuple):
     """No trial that the search asked for was left out."""
 
 
-def search_constants(
-    policy: str, hours: Sequence[Hour], trials: int, on_trial: Callable[[Trial], object] = lambda trial: None
-) -> Constants:
+def search_constants(policy: str, hours: Sequence[Hour], trials: int) -> Constants:
     """What ``policy``, one of :data:`NAMES` with or without :data:`BURST_SUFFIX`, holds; at most ``trials`` deployments
     are judged on top of those of the policies with less freedom, whose outcomes ``hours`` remember."""
-    judged = Hours(hours, trials, on_trial)
+    judged = Hours(hours, trials)
     start: Found | None = None
     for less in _less_free(policy):
         constants = search_constants(less, hours, trials)

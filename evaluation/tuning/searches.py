@@ -25,7 +25,7 @@ from evaluation.comparison.grid import BURST_SUFFIX, Grid, Group, stem
 from evaluation.tuning.constants import NAMES, Constants, Hour, hour_of, search_constants
 from evaluation.tuning.deployments import AXES, Deployments, Parameters
 from evaluation.tuning.outcomes import Replay, tail_s
-from evaluation.tuning.search import Found, SearchSettings, Trial, search, write_trials
+from evaluation.tuning.search import Found, SearchSettings, search, write_trials
 
 Made = TypeVar("Made")
 
@@ -72,7 +72,6 @@ def make_plans(
     grid: Grid,
     out: Path,
     settings: SearchSettings,
-    progress: Callable[[str, Trial], object] = lambda what, trial: None,
     refused: dict[str, str] | None = None,
 ) -> dict[str, Found | Constants]:
     """``POLICY.WORKLOAD.PATTERN.SEED.json`` in ``out`` for the policies of ``grid`` that hold a plan, and the trials of
@@ -95,9 +94,7 @@ def make_plans(
                 if not missing:
                     continue
                 try:
-                    results[name] = (_search if policy in PLANNED else _constants)(
-                        grid, policy, cell, settings, progress
-                    )
+                    results[name] = (_search if policy in PLANNED else _constants)(grid, policy, cell, settings)
                     write_trials(results[name].trials, out / f"{name}.csv")
                     for seed in missing:
                         _store(grid, policy, replace(cell, seed=seed), results[name], out)
@@ -129,14 +126,11 @@ def refusal_of(grid: Grid, group: Group) -> str:
     return ""
 
 
-def _constants(
-    grid: Grid, policy: str, cell: Group, settings: SearchSettings, progress: Callable[[str, Trial], object]
-) -> Constants:
+def _constants(grid: Grid, policy: str, cell: Group, settings: SearchSettings) -> Constants:
     hours = _measurable(lambda seed: prepared_hour(_validation(grid), replace(cell, seed=seed)), grid.seeds[:SEEDS])
     if policy.endswith(BURST_SUFFIX) and hours[0].work.workload.host is not None:
         raise EvaluationError(f"standbys are not simulated on one shared machine; leave {policy} out")
-    name = stem(policy, cell.workload, cell.pattern)
-    return search_constants(policy, hours, settings.trials, lambda trial: progress(name, trial))
+    return search_constants(policy, hours, settings.trials)
 
 
 def _validation(grid: Grid) -> Grid:
@@ -162,9 +156,7 @@ def _measurable(make: Callable[[int], Made], seeds: Sequence[int]) -> list[Made]
     return every
 
 
-def _search(
-    grid: Grid, policy: str, cell: Group, settings: SearchSettings, progress: Callable[[str, Trial], object]
-) -> Found:
+def _search(grid: Grid, policy: str, cell: Group, settings: SearchSettings) -> Found:
     """``cell``: a group of the wanted workload and pattern."""
     axes, seeds = PLANNED[policy]
     validation = _validation(grid)
@@ -182,8 +174,8 @@ def _search(
         values = [scale * value for scale, (_, values) in zip(scales, parts, strict=True) for value in values]
         return sum(cost for cost, _ in parts), tail_s(values)
 
-    first, name = profiles[0].deployments, stem(policy, cell.workload, cell.pattern)
-    return search(first.spans, outcome, workload.slo_s, settings, first.words, lambda trial: progress(name, trial))
+    first = profiles[0].deployments
+    return search(first.spans, outcome, workload.slo_s, settings, first.words)
 
 
 def profile(grid: Grid, group: Group, axes: tuple[str, ...] = AXES) -> Profile:

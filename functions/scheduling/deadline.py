@@ -26,16 +26,8 @@ class Deadline(Scheduler):
 
     roles = False
 
-    def __init__(
-        self,
-        profiles: Mapping[int, Profile],
-        targets: Targets,
-        mixing: float = MIXING,
-        full: float = FULL,
-    ) -> None:
-        """``mixing``, ``full``: see the constants."""
+    def __init__(self, profiles: Mapping[int, Profile], targets: Targets) -> None:
         super().__init__({}, targets, 1)
-        self._mixing, self._full = mixing, full
         for name, profile in profiles.items():
             self.add(name, profile)
 
@@ -63,7 +55,7 @@ class Deadline(Scheduler):
 
     def choose_decode(self, tokens: int, prefilled_on: Instance, now_s: float) -> Instance:
         """Here, where there is room; where decodes are packed and prompts wait here, the fullest with room for it."""
-        fits = [one for one in self._all() if 1.0 - self.share(one, tokens) <= self._full]
+        fits = [one for one in self._all() if 1.0 - self.share(one, tokens) <= FULL]
         packs = self._packs(prefilled_on)
         if prefilled_on in fits and not (packs and prefilled_on.prefills):
             return prefilled_on
@@ -73,7 +65,7 @@ class Deadline(Scheduler):
 
     def _packs(self, instance: Instance) -> bool:
         """Whether decodes belong together, as the first one at an instance takes too much of its time."""
-        return instance.profile.decode.constant_s / self.targets.tpot_s >= self._mixing
+        return instance.profile.decode.constant_s / self.targets.tpot_s >= MIXING
 
     def _all(self) -> list[Instance]:
         """Raises SchedulingError where there is no instance."""

@@ -41,7 +41,6 @@ async def become_ready(
     server: FunctionServer,
     settings: FunctionSettings,
     build: Callable[[FunctionSettings], Application],
-    waits_s: tuple[float, ...] = WAITS_S,
 ) -> None:
     """Fetch and prove the files, build and rehearse the application, make ``server`` ready with it; tries until it
     succeeds.
@@ -62,7 +61,7 @@ async def become_ready(
         except Exception as error:
             if not isinstance(error, SettingsError | MoeError | OSError):
                 log.exception("this function cannot be built")  # a fault of the image, which must be seen somewhere
-            wait_s = waits_s[min(tries, len(waits_s) - 1)]
+            wait_s = WAITS_S[min(tries, len(WAITS_S) - 1)]
             tries += 1
             await asyncio.sleep(0)  # the last reason the thread reported comes before the error
             log.error("not ready: %s; the next try is in %g s", error, wait_s)

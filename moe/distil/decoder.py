@@ -47,18 +47,17 @@ class DenseDecoder:
         blocks = [block for block in segment.blocks if isinstance(block, DenseBlock)]
         return cls(segment.embed, blocks, segment.head, ffns)
 
-    def residuals(self, ids: Tensor, ffns: Mapping[int, Ffn] | None = None, first: int = 0) -> list[Tensor]:
+    def residuals(self, ids: Tensor, first: int = 0) -> list[Tensor]:
         """State before the feed-forward part of each layer from ``first`` on, ``[B·L, d]``, and after the last.
 
-        ``ids [B, L]``; ``ffns``: parts that stand for the dense ones, by layer.
-        """
+        ``ids [B, L]``."""
         place = place_of(ids)
         hidden, residuals = self.embed(ids.flatten(), place.packing), []
         for layer, block in enumerate(self.blocks):
             residual = block.attention(hidden, place.packing)  # [T, d]
             if layer >= first:
                 residuals.append(residual)
-            hidden = residual + self.ffn(layer, ffns)(block.norm(residual))
+            hidden = residual + block.ffn(block.norm(residual))
         return [*residuals, hidden]
 
     def onward(self, ids: Tensor, layer: int, residual: Tensor, ffns: Mapping[int, Ffn] | None = None) -> Tensor:

@@ -36,7 +36,6 @@ def evaluate(
     *,
     dense: str | Path | None = None,
     per_kind: int = TEXTS_PER_KIND,
-    max_tokens: int = MAX_TOKENS,
 ) -> dict[str, Any]:
     """Measure the pipeline on texts nothing was trained on.
 
@@ -53,7 +52,7 @@ def evaluate(
     model, teacher = WholeModel(pipeline_dir, trace=meter), DenseModel(folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_padding()
-    tokenizer.enable_truncation(max_tokens)
+    tokenizer.enable_truncation(MAX_TOKENS)
     kinds: dict[str, dict[str, Any]] = {}
     values: dict[str, Tensor] = {}
     tokens = 0

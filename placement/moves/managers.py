@@ -22,6 +22,7 @@ from platform_words.labels import BACKGROUND, GPU_MEMORY, MEMORY_LABEL, PLACEMEN
 IMAGE = f"smoe/memory:{version('smoe')}"
 CALL_TIMEOUT_S = 15.0
 HOLD_TIMEOUT_S = 600.0
+START_TIMEOUT_S = 60.0
 RETRY_S = 0.1
 UNMEASURED_BYTES_PER_S = 1e9
 """Taken for a line that has no limit and has carried nothing yet."""
@@ -44,7 +45,7 @@ def function_name(node: str) -> str:
     return f"weights-{node}"
 
 
-def deploy_managers(client: GatewayClient, nodes: Mapping[str, NodeSettings], timeout_s: float = 60.0) -> None:
+def deploy_managers(client: GatewayClient, nodes: Mapping[str, NodeSettings]) -> None:
     """A weights manager on every node; returns when all answer."""
     for node, settings in nodes.items():
         environment = {
@@ -65,7 +66,7 @@ def deploy_managers(client: GatewayClient, nodes: Mapping[str, NodeSettings], ti
                 "annotations": annotations,
             }
         )
-    client.wait_ready([function_name(node) for node in nodes], timeout_s)
+    client.wait_ready([function_name(node) for node in nodes], START_TIMEOUT_S)
 
 
 def load(managers: Managers, manifest: Manifest, node: str) -> None:

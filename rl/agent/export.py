@@ -28,8 +28,6 @@ from rl.features import NODE_FEATURES, PIPELINE_FEATURES
 FORMAT = "smoe-actor"
 VERSION = 1
 KEY = "smoe"
-LIMIT_BYTES = 5_000_000
-"""Largest size of a published file."""
 
 
 def save(path: Path, actor: SisoActor, metadata: Mapping[str, Any]) -> None:

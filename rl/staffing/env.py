@@ -6,7 +6,7 @@ meters on the simulator, as in ``smoe/Pipeline-v0``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium
@@ -25,7 +25,6 @@ from rl.staffing.risk import RiskSettings, risk
 from simulation.arrays import Floats
 
 ENVIRONMENT = "smoe/Staffing-v0"
-Opened = Callable[[], Episode]
 
 
 class StaffingEnv(gymnasium.Env[Observed, NDArray[np.float32]]):

@@ -9,7 +9,7 @@ single window of a single hour would be a label of chance.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,7 +69,6 @@ def fill(
     hours: Sequence[Work],
     runs: int,
     seed: int,
-    on_episodes: Callable[[int, int], object] = lambda done, total: None,
 ) -> None:
     """Simulate every hour ``runs`` times into the model's replay, under rules that change at random."""
     buffer = model.replay_buffer
@@ -91,7 +90,6 @@ def fill(
             done = any(step[4] for step in steps)
             _add(buffer, rows, following, steps)
             rows = following
-        on_episodes(begin + len(taken), len(order))
 
 
 def labels(model: StaffingDDPG) -> Actions:

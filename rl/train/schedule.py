@@ -102,13 +102,13 @@ def _cheapest(hours: Sequence[Hour], burst: Burst | None) -> dict[str, Configura
     if burst is None:
         constants = search_constants("constant-per-expert", hours, TRIALS)
         return hours[0].deployment(constants.configurations) if constants.best.meets else None
-    uniform = cheapest_uniform(Hours(hours, TRIALS, lambda trial: None), burst)
+    uniform = cheapest_uniform(Hours(hours, TRIALS), burst)
     return None if uniform is None else _descended(hours, dict(uniform.deployment))
 
 
 def _descended(hours: Sequence[Hour], start: dict[str, Configuration]) -> dict[str, Configuration]:
     """The cheapest plan of a search from ``start`` downwards; ``start`` where it breaks λ in these windows."""
-    judged = Hours(hours, TRIALS, lambda trial: None)
+    judged = Hours(hours, TRIALS)
     cost = judged.cost(start)
     if cost is None:
         return start

@@ -209,7 +209,7 @@ class Validator:
         work = self.work(clip)
         if work.workload.capacity is None or work.workload.host is not None:
             return True
-        trials = Hours([self.hour(clip)], MOST_TRIALS, lambda trial: None)
+        trials = Hours([self.hour(clip)], MOST_TRIALS)
         return bool(
             self._kept(f"served-{self.settings.validation.warm_up}", work, lambda: cheapest_uniform(trials) is not None)
         )

@@ -55,16 +55,13 @@ def simulate_policy(
     *,
     window_s: float,
     until_s: float,
-    look_back_s: float | None = None,
     epoch_s: float = 0.0,
     logger: FunctionLogger | None = None,
-    on_step: Callable[[Step], None] = lambda step: None,
     metrics_of: Callable[[Simulated, float], SimulatedMetrics] = SimulatedMetrics,
 ) -> list[Step]:
     """Run the real loop over the simulation, a tick every ``window_s`` until ``until_s``; returns all steps.
 
     The decision of a window's end is in force from the next window's beginning, with the workload's delays.
-    ``look_back_s``: how far a tick looks back, ``window_s`` by default.
     """
     metrics, steps = metrics_of(simulation, epoch_s), list[Step]()
     clock = SimulatedClock(simulation, metrics, until_s, epoch_s)
@@ -76,13 +73,12 @@ def simulate_policy(
         limits,
         simulation.workload.prices,
         logger=logger,
-        window_s=look_back_s or window_s,
+        window_s=window_s,
         wait=lambda pause_s: None,
     )
 
     def on_tick(report: TickReport) -> None:
         steps.append(Step(clock.windows[-1], report))
-        on_step(steps[-1])
 
     run(controller, window_s, clock.wait, on_tick, clock.now_s)
     return steps

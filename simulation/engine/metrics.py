@@ -29,21 +29,22 @@ Values = dict[Series, dict[Key, float]]
 BOUNDS_OF_HISTOGRAMS = (*BOUNDS[:-1].tolist(), math.inf)
 """Upper bounds in seconds of the ingress' histograms, the last one infinite."""
 _SLACK_S = 1e-6
+KEEP_S = max(600.0, PEAK_WINDOW_S)
+"""Windows that ended longer before the last one are forgotten."""
 
 
 class SimulatedMetrics:
     """Observations of a simulation whose windows are handed in by :meth:`add`; ``epoch_s`` is Unix time of its zero."""
 
-    def __init__(self, simulation: Simulated, epoch_s: float = 0.0, keep_s: float = 600.0) -> None:
+    def __init__(self, simulation: Simulated, epoch_s: float = 0.0) -> None:
         self._simulation = simulation
         self._epoch_s = epoch_s
-        self._keep_s = max(keep_s, PEAK_WINDOW_S)
         self._windows: deque[Window] = deque()
 
     def add(self, window: Window) -> None:
         """A window that has been simulated; windows follow each other without gaps."""
         self._windows.append(window)
-        while self._windows[0].end_s < window.end_s - self._keep_s:
+        while self._windows[0].end_s < window.end_s - KEEP_S:
             self._windows.popleft()
 
     def observe(self, now_s: float, window_s: float) -> Observation:

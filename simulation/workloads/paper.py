@@ -79,7 +79,6 @@ def paper_workload(
     prices: PriceSheet | None = None,
     mean_tokens: int | None = None,
     space: ConfigurationSpace | None = None,
-    memory_mb_per_core: float | None = None,
     mean_rps: float = 0.0,
     world: World = "unlimited",
     seed: int = 0,
@@ -106,7 +105,6 @@ def paper_workload(
         prices=prices if prices is not None else load_prices(PAPER_PRICES),
         request_s=0.0005,
         hop_s=0.0001,
-        memory_mb_per_core=memory_mb_per_core,
         segment_configuration=segments_at(mean_rps),
     )
     return in_world(workload, world, mean_rps)

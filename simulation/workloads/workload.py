@@ -280,7 +280,6 @@ def pipeline_workload(
     *,
     slo_s: float,
     tokens: TokenLengths,
-    routing: RoutingStatistics | None = None,
     space: ConfigurationSpace | None = None,
     prices: PriceSheet | None = None,
     segment_configuration: Configuration = SEGMENT,
@@ -291,7 +290,7 @@ def pipeline_workload(
 ) -> Workload:
     """The pipeline in ``directory`` on the machine that ``latency`` and ``lifecycle`` describe.
 
-    Without ``routing`` it is Zipf with exponent 0.6. Raises ``moe.errors.ManifestError``.
+    Routing is Zipf with exponent 0.6. Raises ``moe.errors.ManifestError``.
     """
     manifest, topology = load(directory, verify=False), load_topology(directory)
     counts = [len(topology.experts(layer)) for layer in range(topology.layers)]
@@ -302,7 +301,7 @@ def pipeline_workload(
         costs={node.id: manifest_cost(manifest, node) for node in manifest.nodes},
         latency=latency,
         lifecycle=lifecycle,
-        routing=routing if routing is not None else zipf_routing(counts),
+        routing=zipf_routing(counts),
         top_k=manifest.router.top_k,
         shared=manifest.router.shared or 0,
         tokens=tokens,

@@ -118,13 +118,6 @@ def read_blocks_of_days(path: Path) -> Iterator[CountBlock]:
         )
 
 
-def read_minute_counts(path: Path) -> Iterator[MinuteCounts]:
-    """Every row of every day, one at a time. Raises TraceError (names line and rule)."""
-    for block in read_blocks_of_days(path):
-        for index in range(len(block.rows)):
-            yield row_of(block, index)
-
-
 def find_row(path: Path, row: str) -> MinuteCounts:
     """The row whose name starts with ``row``, over all days of the file, with zeros for days that leave it out.
 

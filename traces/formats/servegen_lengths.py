@@ -38,7 +38,6 @@ KINDS = (
 )
 INPUTS, OUTPUT = ("input_tokens", "text_tokens"), "output_tokens"
 """Fields that are read: prompts (of models of text and images only their text), and answers."""
-USUAL_NAME = "lengths_by_client_window.csv.gz"
 TABLE_OF_CLIENTS = re.compile(r"([^_]+)_(.+)_clients_.*\.csv(\.gz)?", re.ASCII)
 """Name of a table of a model's clients."""
 

@@ -52,10 +52,10 @@ def enter_network(namespace: str) -> None:
         os.close(descriptor)
 
 
-def kill_group(group: int, signal_number: int = signal.SIGKILL) -> bool:
-    """Signal a process group; False where there is none."""
+def kill_group(group: int) -> bool:
+    """SIGKILL to a process group; False where there is none."""
     try:
-        os.killpg(group, signal_number)
+        os.killpg(group, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         return False
     return True

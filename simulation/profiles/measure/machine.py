@@ -36,14 +36,14 @@ class Machine:
         return asdict(self)
 
 
-def this_machine(root: Path = Path("/")) -> Machine:
-    """The machine this runs on; ``root`` is where its file system is seen."""
+def this_machine() -> Machine:
+    """The machine this runs on."""
     return Machine(
-        cpu_model=_cpu_model(root / "proc/cpuinfo"),
+        cpu_model=_cpu_model(Path("/proc/cpuinfo")),
         cpu_cores=len(os.sched_getaffinity(0)),
-        memory_mib=_memory_mib(root / "proc/meminfo"),
+        memory_mib=_memory_mib(Path("/proc/meminfo")),
         kernel=platform.release(),
-        cgroup_version=cgroup_version(root / "sys/fs/cgroup"),
+        cgroup_version=cgroup_version(Path("/sys/fs/cgroup")),
         tick_s=tick_s(),
         gpu=gpu_name(),
     )

@@ -161,15 +161,15 @@ class ClusterLatencyModel:
 
 
 def cluster_model(
-    profile: Profile, costs: Mapping[str, NodeCost], cpu_scale: float | None = None, roofline: Roofline | None = None
+    profile: Profile, costs: Mapping[str, NodeCost], cpu_scale: float | None = None
 ) -> ClusterLatencyModel:
-    """As :func:`simulation.profiles.model.profiled.fitted_model`, with GPU shares; ``roofline``: of which device where
-    none was measured. Raises ProfileError."""
+    """As :func:`simulation.profiles.model.profiled.fitted_model`, with GPU shares, the paper's where none was measured.
+    Raises ProfileError."""
     measured = {node: profile.class_of(node) for node in costs}
     fits = {name: fit_gpu(name, profile.rows) for name in set(measured.values())}
     shares = {costs[node]: fit for node, name in measured.items() if (fit := fits[name]) is not None}
     gpu = profile.metadata.machine.gpu or "a GPU"
-    return ClusterLatencyModel(fitted_model(profile, costs, cpu_scale), shares, gpu, roofline or Roofline())
+    return ClusterLatencyModel(fitted_model(profile, costs, cpu_scale), shares, gpu, Roofline())
 
 
 def _within(values: ArrayLike, measured: tuple[float, float]) -> Floats:

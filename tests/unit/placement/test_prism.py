@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.placement.oracles import check_plan
 from benchmarks.placement.peers import eplb, redundance, smartmoe, uniform
 from placement import prism
 from placement.cluster import (
     Cluster,
+    PlanArray,
     entropy,
     local_ratio,
     make_cluster,
@@ -34,6 +34,20 @@ PEERS: dict[str, Callable[[np.ndarray, Cluster, int], np.ndarray]] = {
     "improved": lambda f, c, b: plan(f, c, b),
     "exact": lambda f, c, b: plan(f, c, b, method="exact"),
 }
+
+
+def check_plan(plan: PlanArray, cluster: Cluster, expert_bytes: int) -> None:
+    """Raises PlacementError: a GPU over its memory, or an expert without a place."""
+    over = np.flatnonzero(plan.sum(axis=(1, 2)) > cluster.slots(expert_bytes))
+    if over.size:
+        gpu = int(over[0])
+        raise PlacementError(
+            f"GPU {gpu} of node {cluster.node[gpu]} holds {int(plan[gpu].sum())} experts, "
+            f"{int(cluster.slots(expert_bytes)[gpu])} fit in its memory"
+        )
+    missing = np.argwhere(~plan.any(axis=0))
+    if missing.size:
+        raise PlacementError(f"layer {missing[0][0]}: expert {missing[0][1]} is on no GPU")
 
 
 @st.composite

@@ -17,6 +17,7 @@ from traces import loading
 from traces.catalog import SAMPLES
 from traces.errors import NoMatchError, TraceError
 from traces.formats import arrivals, azure_functions_2019, servegen
+from traces.formats.azure_functions_2019 import MinuteCounts
 from traces.model import make_trace
 
 FUNCTIONS_HEAD = "HashOwner,HashApp,HashFunction,Trigger,480,481,482\n"
@@ -28,6 +29,12 @@ def written(tmp_path: Path, text: str, name: str = "trace.csv") -> Path:
     path = tmp_path / name
     path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
     return path
+
+
+def minute_counts(path: Path) -> list[MinuteCounts]:
+    """Every row of every day."""
+    blocks = azure_functions_2019.read_blocks_of_days(path)
+    return [azure_functions_2019.row_of(block, index) for block in blocks for index in range(len(block.rows))]
 
 
 def test_minute_counts_become_evenly_spaced_arrivals(tmp_path: Path) -> None:
@@ -47,7 +54,7 @@ def test_every_placement_keeps_each_minutes_count(counts: list[int], seed: int) 
 
 def test_gzip_is_recognised_by_content_and_a_part_of_the_day_is_read(tmp_path: Path) -> None:
     path = written(tmp_path, FUNCTIONS_HEAD + "o,a,f,timer,1,1,1\n", "trace.csv.gz").rename(tmp_path / "plainname")
-    (row,) = azure_functions_2019.read_minute_counts(path)
+    (row,) = minute_counts(path)
     assert (row.first_minute, row.trigger, row.counts.tolist()) == (480, "timer", [1, 1, 1])
     assert row.hour(481, 2).counts.tolist() == [1, 1]
     with pytest.raises(TraceError, match="the row holds 480 to 482"):
@@ -103,7 +110,7 @@ def test_a_truncated_gzip_is_reported_not_raised_raw(tmp_path: Path) -> None:
     path = written(tmp_path, FUNCTIONS_HEAD + "o,a,f,http,1,2,3\n" * 500, "cut.csv.gz")
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(TraceError, match=r"cut\.csv\.gz:\d+: the compressed data is damaged"):
-        list(azure_functions_2019.read_minute_counts(path))
+        minute_counts(path)
 
 
 def test_a_missing_file_is_reported(tmp_path: Path) -> None:

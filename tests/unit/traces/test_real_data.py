@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from tests.unit.traces.test_loaders import minute_counts
 from traces import arrival_process, catalog, loading
 from traces.catalog import SAMPLES
 from traces.formats import azure_functions_2019
@@ -55,7 +56,7 @@ def test_the_even_cv_of_every_hour_is_that_of_the_derived_list() -> None:
     with gzip.open(DATA / "azure_functions_2019" / "one_hour_windows.csv.gz", "rt") as file:
         listed = list(csv.DictReader(file))
     for name in ("invocations_8h_functions", "invocations_day_rows"):
-        rows = {c.row: c for c in azure_functions_2019.read_minute_counts(DATA / f"azure_functions_2019/{name}.csv.gz")}
+        rows = {c.row: c for c in minute_counts(DATA / f"azure_functions_2019/{name}.csv.gz")}
         wanted = [hour for hour in listed if hour["file"] == name]
         counts = np.stack([rows[hour["row"]].hour(int(hour["first_minute"])).counts for hour in wanted])
         even, _ = arrival_process.hour_cv(counts)

@@ -20,7 +20,7 @@ from gateway.contract import BackendError
 
 log = logging.getLogger(__name__)
 
-_STOP_PATIENCE_S = 15.0
+_STOP_PATIENCE_S, _FORK_PATIENCE_S = 15.0, 30.0
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class WarmParentClient:
         if threads > 1:
             log.warning("the warm parent has %d threads after its imports; forking such a process is not safe", threads)
 
-    async def fork(self, slot: str, join: list[Path], ending: Path | None = None, timeout_s: float = 30.0) -> Forked:
+    async def fork(self, slot: str, join: list[Path], ending: Path | None = None) -> Forked:
         """Fork a blank that joins the cgroups whose ``cgroup.procs`` are given, and ``ending`` when it ends. Raises
         BackendError."""
         if self._control is None or self.closing:
@@ -118,7 +118,7 @@ class WarmParentClient:
                 paths = {"join": [str(path) for path in join], "ending": str(ending) if ending else ""}
                 message = {"op": "fork", "slot": slot, **paths}
                 channel.send(self._control, message, (theirs.fileno(),))
-            pid = await asyncio.wait_for(future, timeout_s)
+            pid = await asyncio.wait_for(future, _FORK_PATIENCE_S)
         except (channel.ChannelError, BlockingIOError, TimeoutError) as error:
             ours.close()
             raise BackendError(f"the warm parent could not fork: {type(error).__name__} {error}") from error
