@@ -42,7 +42,7 @@ def contender(name: str, window_s: float, replicas: int) -> Contender:
         "slo-aware": {
             "smoothing_s": 45 * f, "up_stabilisation_s": 30 * f, "down_stabilisation_s": 180 * f, "period_s": 60 * f
         },
-        "smoe": {"hpa": hpa}, "last-window": {"hpa": hpa},
+        "smoe": {"hpa": hpa}, "last-window": {"hpa": hpa}, "staffing": {"hpa": hpa, "segment_standbys": 0},
     }  # fmt: skip
     return Contender(name, replicas, tables.get(name, {}))
 

@@ -33,7 +33,7 @@ from simulation.workloads.workload import Workload
 from traces import generate
 from traces.model import Trace
 
-WITH_PROFILE = ("smoe", "last-window")
+WITH_PROFILE = ("smoe", "last-window", "staffing")
 SPACE = ConfigurationSpace(gpu_shares=())
 SEGMENT_CORES = 0.3
 """Real cores of every segment, whatever a configured core is."""

@@ -124,10 +124,9 @@ class Simulation:
         self._traffic = kernel.Traffic(self._reached, requests.counts, self._source, self._keys)
         self._gather = np.zeros((threads, size))
         self._sited = None if machines is None else sited(machines, workload, self.nodes, size)
-        self._host, self._bursts = None, None
-        if workload.host is None:
-            self._bursts = Bursts(bursts, requests, self.index, configurations)
-        else:
+        self._bursts = Bursts(bursts, requests, self.index, configurations)
+        self._host = None
+        if workload.host is not None:
             nodes = [stage.nodes for stage in self._stages]
             self._host = SharedMachine(workload.host, requests, self._keys, nodes, self._source, seed)
         self._left = self._gather[0] if self._host is None else self._host.left_s
@@ -169,12 +168,10 @@ class Simulation:
         if self._stage < len(self._stages) and self._stage_of(node) < self._stage:
             raise SimulationError(f"{function} was simulated up to {self._until_s:g} s already; order before its stage")
         before = self.configuration(function)
-        if target.burst != before.burst and self._bursts is None:
-            raise SimulationError(f"{self.workload.name} runs on one machine, where standbys are not simulated")
         self.fleet.order(node, target, self.now_s)
-        if self._bursts is not None and target.gpu_share != before.gpu_share:
+        if target.gpu_share != before.gpu_share:
             self._bursts.replace(node, self.fleet, self.now_s)
-        if self._bursts is not None and (target.burst, target.replicas) != (before.burst, before.replicas):
+        if (target.burst, target.replicas) != (before.burst, before.replicas):
             self._bursts.change(node, self.fleet, target, self.now_s)
 
     def configuration(self, function: str) -> Configuration:
@@ -203,21 +200,20 @@ class Simulation:
         self._reached[first:last] = starts[first:last]
         self._stages[0].due = np.concatenate([self._stages[0].due, np.arange(first, last, dtype=np.uint32)])
         self._next_request = last
-        if self._bursts is not None:
-            self._bursts.open(first, last)
+        self._bursts.open(first, last)
 
     def run_stage(self) -> int:
         """Simulate the next stage of the open window; returns its number. On a shared machine no stage can go before
         the others: all are simulated with the last."""
         number, stage = self._stage, self._stages[self._stage]
+        if len(self._bursts):
+            for node in stage.nodes.tolist():
+                self._bursts.activate(node, self.fleet, self._until_s)
         if self._host is not None:
             self._stage += 1
             if self._stage == len(self._stages):
                 self._finished = self._run_host(self._host)
             return number
-        if self._bursts is not None and len(self._bursts):
-            for node in stage.nodes.tolist():
-                self._bursts.activate(node, self.fleet, self._until_s)
         if self._machines is not None and self._sited is not None:
             self._plan(stage, self._machines, self._sited)
         gone = self._run_alone(stage) if self._pool is None or stage.nodes.size == 1 else self._run_shared(stage)
@@ -287,8 +283,7 @@ class Simulation:
         latency_s = self._left[finished] - self.requests.arrival_s[finished]
         kernel.count_spans(latency_s, CELLS, BOUNDS, self._request_histogram)
         self._in_flight -= finished.size
-        if self._bursts is not None:
-            self._bursts.close(self.meter)
+        self._bursts.close(self.meter)
         start_s, self.now_s = self.now_s, self._until_s
         return Window(
             start_s=start_s,
@@ -358,5 +353,3 @@ def _check(
             raise SimulationError(f"function {node.function} has no configuration to start with")
     if workload.host is not None and on_machines:
         raise SimulationError(f"{workload.name} runs on one machine; machines need a workload without a host")
-    if workload.host is not None and any(configurations[node.function].burst is not None for node in nodes):
-        raise SimulationError(f"{workload.name} runs on one machine, where standbys are not simulated")

@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from autoscaler.contract import Configuration, NodeInfo, Topology
+from functions.dispatch.activation import Burst
 from simulation.arrays import Bools, Floats
+from simulation.engine.bursts import BurstSettings
 from simulation.engine.requests import Requests, draw_requests
 from simulation.engine.simulation import Simulation, Window
 from simulation.latency.contract import NodeCost, Noise, Throttle
@@ -196,3 +198,24 @@ def _limited_configuration(generator: np.random.Generator, gpu: float) -> Config
         replicas=int(generator.integers(0 if generator.random() < 0.1 else 1, 5)),
         concurrency=int(generator.integers(1, 6)),
     )
+
+
+def random_bursts(generator: np.random.Generator, functions: list[str]) -> tuple[dict[str, Burst], BurstSettings]:
+    chosen = [function for function in functions if generator.random() < 0.7]
+    bursts = {
+        function: Burst(
+            standbys=int(generator.integers(0, 6)),
+            headroom=generator.uniform(0.5, 2),
+            spare=generator.uniform(0, 2),
+            hold_s=float(generator.choice([0.01, 0.05, 0.4, 3.0])),
+            look_back_s=generator.uniform(0.1, 1.0),
+            sleep_s=float(generator.choice([0.35, 2.0])) if generator.random() < 0.4 else None,
+        )
+        for function in chosen
+    }
+    seconds = {function: generator.uniform(0.0001, 0.004) for function in chosen}
+    return bursts, BurstSettings(float(generator.choice([0.0, 0.02, 0.3])), seconds)
+
+
+def with_standbys(configurations: Mapping[str, Configuration], bursts: Mapping[str, Burst]) -> dict[str, Configuration]:
+    return {name: replace(one, burst=bursts.get(name)) for name, one in configurations.items()}

@@ -16,6 +16,7 @@ import simpy
 
 from autoscaler.contract import Configuration, NodeInfo
 from benchmarks.simulator.oracle import Call, Node, PipelineModel, Replica
+from simulation.engine.bursts import DEFAULT_BURSTS, BurstSettings
 from simulation.engine.draws import PASS, SERVICE, draw, draw_bits, stream_key
 from simulation.engine.fleet import MOST_CORES
 from simulation.engine.requests import Requests
@@ -206,7 +207,10 @@ class HostNode(Node):
         self.pipeline.plan()
 
     def ready(self, replica: Replica) -> Generator[simpy.Event, Any, None]:
-        """Its cold start is work, for which it wants a core."""
+        """Its cold start is work, for which it wants a core; a standby has been started."""
+        if replica.standby:
+            yield from super().ready(replica)
+            return
         self.pipeline.catch_up_all()
         self.pipeline.starting[replica] = replica.ready_s - self.pipeline.clock.now
         replica.ready_s = math.inf
@@ -224,8 +228,9 @@ class HostModel(PipelineModel):
         configurations: Mapping[str, Configuration],
         orders: Iterable[tuple[float, str, Configuration]] = (),
         seed: int = 0,
+        bursts: BurstSettings = DEFAULT_BURSTS,
     ) -> None:
-        super().__init__(workload, requests, configurations, orders, seed)
+        super().__init__(workload, requests, configurations, orders, seed, bursts)
         assert workload.host is not None
         self.host = workload.host
         self.most_tokens *= max(one.concurrency for one in [*configurations.values(), *(order[2] for order in orders)])
@@ -255,7 +260,9 @@ class HostModel(PipelineModel):
 
     def serve(self, request: int) -> Generator[simpy.Event, Any, None]:
         host, counts = self.host, self.requests.counts[:, request]
-        yield self.clock.timeout(self.requests.arrival_s[request] + self.workload.request_s)
+        yield self.clock.timeout(self.requests.arrival_s[request])
+        self.activate(request)
+        yield self.clock.timeout(self.workload.request_s)
         yield from self.front()
         self.catch_up_all()
         self.inside += 1

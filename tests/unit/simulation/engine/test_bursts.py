@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from autoscaler.contract import Configuration, Policy
+from autoscaler.contract import Policy
 from autoscaler.decision.limits import LimitSettings
 from autoscaler.policy.bursting import BurstingPolicy
 from autoscaler.policy.hpa import HpaPolicy, HpaSettings
@@ -16,12 +15,10 @@ from benchmarks.simulator.oracle import PipelineModel
 from functions.dispatch.activation import Burst
 from simulation.engine.bursts import BurstSettings
 from simulation.engine.controlled import simulate_policy
-from simulation.engine.errors import SimulationError
 from simulation.engine.requests import draw_requests
 from simulation.engine.simulated_platform import SimulatedPlatform
 from simulation.engine.simulation import Simulation
 from simulation.latency.contract import Noise
-from simulation.workloads.workload import Host
 from tests.parameters import some_fast
 from tests.unit.simulation.engine.builders import (
     EXPERT,
@@ -33,31 +30,12 @@ from tests.unit.simulation.engine.builders import (
     limited_orders,
     one_expert,
     poisson,
+    random_bursts,
     random_limited,
     simulate,
+    with_standbys,
     workload,
 )
-
-
-def random_bursts(generator: np.random.Generator, functions: list[str]) -> tuple[dict[str, Burst], BurstSettings]:
-    chosen = [function for function in functions if generator.random() < 0.7]
-    bursts = {
-        function: Burst(
-            standbys=int(generator.integers(0, 6)),
-            headroom=generator.uniform(0.5, 2),
-            spare=generator.uniform(0, 2),
-            hold_s=float(generator.choice([0.01, 0.05, 0.4, 3.0])),
-            look_back_s=generator.uniform(0.1, 1.0),
-            sleep_s=float(generator.choice([0.35, 2.0])) if generator.random() < 0.4 else None,
-        )
-        for function in chosen
-    }
-    seconds = {function: generator.uniform(0.0001, 0.004) for function in chosen}
-    return bursts, BurstSettings(float(generator.choice([0.0, 0.02, 0.3])), seconds)
-
-
-def with_standbys(configurations: Mapping[str, Configuration], bursts: Mapping[str, Burst]) -> dict[str, Configuration]:
-    return {name: replace(one, burst=bursts.get(name)) for name, one in configurations.items()}
 
 
 @pytest.mark.parametrize("seed", some_fast(range(16)))
@@ -173,13 +151,6 @@ def test_a_copy_goes_on_as_the_original_does() -> None:
     copy = simulation.fork()
     ours, theirs = simulation.advance(20.0), copy.advance(20.0)
     assert np.array_equal(ours.latency_s, theirs.latency_s) and np.array_equal(ours.activated_s, theirs.activated_s)
-
-
-def test_one_shared_machine_has_no_standbys() -> None:
-    pipeline, requests = one_expert([1.0], [1])
-    shared = workload((1,), host=Host(2.0, 0.0, 0.0, 0.0, 0.0), request_s=0.0, hop_s=0.0)
-    with pytest.raises(SimulationError, match="where standbys are not simulated"):
-        Simulation(shared, requests, with_standbys(initial(pipeline), {EXPERT: Burst(1)}))
 
 
 def test_an_order_brings_standbys_and_takes_them_away() -> None:
