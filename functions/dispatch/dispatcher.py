@@ -154,9 +154,7 @@ class Dispatcher(Slots):
         while True:
             begun_s = self._loop.time()
             function = self._functions.get(name)
-            slot = None
-            if function is not None:
-                slot = function.slots.get(replica_id) or function.draining.get(replica_id)
+            slot = None if function is None else function.slots.get(replica_id) or function.draining.get(replica_id)
             if function is None or slot is None:
                 raise TransportError(f"{name} has no replica {replica_id} any more", reason="connect")
             if deadline_s <= begun_s:

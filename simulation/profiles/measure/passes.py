@@ -67,10 +67,7 @@ def measure_passes(
     functions = _functions(gateway, deployments, settings)
     rows: list[Row] = []
     try:
-        for name, function in functions.items():
-            on_step(f"passes: starting {name}", 0.1)
-            function.start()
-        addresses = {name: function.wait_ready().address for name, function in functions.items()}
+        addresses = _started(functions, on_step)
         replica = functions[INGRESS].wait_ready()
         counters = ReplicaCounters(listening_pid(replica.address))
         nodes = {node: ReplicaCounters(listening_pid(address)) for node, address in addresses.items()}
@@ -95,6 +92,14 @@ def measure_passes(
     finally:
         _remove(functions.values())
     return rows
+
+
+def _started(functions: Mapping[str, Function], on_step: OnStep) -> dict[str, str]:
+    """The address of each, once all are ready."""
+    for name, function in functions.items():
+        on_step(f"passes: starting {name}", 0.1)
+        function.start()
+    return {name: function.wait_ready().address for name, function in functions.items()}
 
 
 def _remove(functions: Iterable[Function]) -> None:

@@ -210,11 +210,10 @@ class Launcher:
                 # Inherited by every connection: asyncio does not set it where the socket came from elsewhere.
                 listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 host, port = listener.getsockname()[:2]
-                environ = {**program.environ, "port": str(port)}
                 message = {
                     "entry": program.entry,
                     "name": program.name,
-                    "environ": environ,
+                    "environ": {**program.environ, "port": str(port)},
                     "secrets": program.secrets,
                     "user": program.user,
                     "network": network.namespace if network else "",
