@@ -1,8 +1,8 @@
-"""The pipelines' answers against transformers' own forward, for every family, and the default model's quality.
+"""The pipelines' answers against transformers' own forward, for six families, and the default model's quality.
 
-``python -m benchmarks.parity``: tiny random checkpoints of all families are split and asked, in one
-process and through running functions over HTTP; the default pipeline is compared with its dense
-model on texts that it was not trained on. The last line is one JSON object.
+``python -m benchmarks.parity``: tiny random checkpoints of them are split and asked, in one process and through running
+functions over HTTP; the default pipeline is compared with its dense model on texts that it was not trained on. The last
+line is one JSON object. All families are compared by the tests (``tests/unit/moe/test_parity.py``).
 """
 
 from __future__ import annotations
