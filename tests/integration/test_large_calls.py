@@ -111,7 +111,7 @@ def test_callers_of_an_expert_wait_and_nobody_is_killed_after_its_memory_limit_w
 
 
 def answer_of(state: Path, name: str, body: bytes) -> requests.Response:
-    """Of a function that is called again while it is busy (429), as ingresses do."""
+    """The answer of a function; it is called again while it is busy (429), as ingresses do."""
     headers = {"Content-Type": wire.CONTENT_TYPE}
     while True:
         url = f"{read_gateway(state)['url']}/function/{name}"
