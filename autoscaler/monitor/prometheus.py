@@ -23,8 +23,8 @@ from autoscaler.monitor.catalogue import METRICS
 from autoscaler.state.readings import SHAPES, Buckets, Job, Key, Readings, Series
 
 TRIES = 2
-AT_ONCE = 4
 TIMEOUT_S = 5
+AT_ONCE = 4
 """Queries that the server works on while another's answer is read."""
 TAILS = (Series.NODE_CALL_SECONDS,)
 """Histograms of which Prometheus is asked for the P95 alone: of a node nothing else is asked, and the 46 buckets of
