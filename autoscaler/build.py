@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 
 from autoscaler.capacity import load_capacity
+from autoscaler.choice import chosen
 from autoscaler.contract import MetricsSource, Platform, Policy, Topology
 from autoscaler.decision.limits import LimitSettings
 from autoscaler.logger import FunctionLogger
@@ -35,7 +36,8 @@ def build_controller(settings: ControllerSettings, platform: Platform | None = N
     ``platform``: what orders go to, by default the gateway of the settings.
     Raises SettingsError, ``moe.errors.ManifestError`` and ``moe.errors.GroupingError``.
     """
-    making = _making(settings)
+    choice = chosen(_making(settings))
+    making, settings = choice.making, choice.making.settings
     topology, limits, prices = making.topology, making.limits, making.prices
     policy = guarded(make_policy(making), making)
     if topology.generates:
@@ -47,6 +49,7 @@ def build_controller(settings: ControllerSettings, platform: Platform | None = N
             "pipeline": topology.pipeline,
             "manifest_sha256": topology.manifest_sha256,
             "policy": policy.name,
+            "choice": choice.sentence,
             "slo_s": settings.slo_s,
             "prices": asdict(prices),
             "settings": shown(settings),
@@ -65,13 +68,14 @@ def build_controller(settings: ControllerSettings, platform: Platform | None = N
         dry_run=settings.dry_run,
         window_s=window_s,
         orders_at_once=ORDERS_AT_ONCE if settings.platform == "kubernetes" else 1,
+        choice=choice.sentence,
     )
     return controller, window_s
 
 
 def check_policy(settings: ControllerSettings) -> None:
     """Make the policy and leave it: raises what :func:`build_controller` would, before anything has been started."""
-    make_policy(_making(settings))
+    make_policy(chosen(_making(settings)).making)
 
 
 def _making(settings: ControllerSettings) -> Making:

@@ -69,7 +69,9 @@ def autoscale(
     pipeline = named or pipeline or "minilm"
     _log_to_stderr(log_level)
     given["view_dir"] = given["view_dir"] or (None if given["gateway_url"] else state / "view")
-    given["gateway_url"] = given["gateway_url"] or _address(state)
+    if not given["gateway_url"]:
+        gateway = _gateway(state)
+        given |= {"gateway_url": str(gateway["url"]), "cpu_scale": gateway.get("cpu_scale")}
     given["manifest_dir"] = given["manifest_dir"] or state / "pipelines" / pipeline
     given["log_dir"] = given["log_dir"] or state / "log"
     try:
@@ -101,10 +103,12 @@ def _log_to_stderr(level: str) -> None:
     logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # who does not answer is logged once
 
 
-def _address(state: Path) -> str:
+def _gateway(state: Path) -> dict[str, Any]:
+    """What the gateway of the state folder wrote about itself, its ``url`` at least."""
     try:
-        return str(json.loads((state / "gateway.json").read_text())["url"])
-    except (OSError, ValueError, KeyError):
+        document = json.loads((state / "gateway.json").read_text())
+        return {**document, "url": document["url"]}
+    except (OSError, ValueError, KeyError, TypeError):
         raise click.UsageError(f"no gateway runs on {state}; say --gateway URL or start one with `smoe up`") from None
 
 

@@ -262,3 +262,5 @@ class TickReport:
     """Decided and recorded only."""
     policy: str = ""
     """Name of the policy that decided."""
+    choice: str = ""
+    """What ``auto`` chose at the start, and why; empty where the policy was named."""

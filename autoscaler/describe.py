@@ -29,6 +29,7 @@ def summary(report: TickReport, bill: ShadowBill | None = None, conditions: Sequ
         "end_s": observation.end_s,
         "window_s": observation.window_s,
         "policy": report.policy,
+        **({"choice": report.choice} if report.choice else {}),
         "requests_per_s": observation.requests_per_s,
         "p50_s": observation.latency_p50_s,
         "p95_s": observation.latency_p95_s,

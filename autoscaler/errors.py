@@ -3,6 +3,7 @@
 AutoscalerError
 ├── ConfigurationError          a configuration that cannot be
 ├── SettingsError               a setting with a value that is not allowed
+├── UnfitError                  a policy that another one is better than here
 ├── MetricsError                a metrics source cannot be reached or read
 ├── UndecidedError              none of the ticks that were asked for could decide, or the lease was not to be had
 ├── LogError                    a file of the function logger cannot be read or written
@@ -24,6 +25,10 @@ class ConfigurationError(AutoscalerError, ValueError):
 
 class SettingsError(AutoscalerError, ValueError):
     """A setting is not allowed; the sentence names key, rule and value."""
+
+
+class UnfitError(AutoscalerError):
+    """A policy is not what a pipeline is scaled best by here; the sentence states why, to go on from "because"."""
 
 
 class MetricsError(AutoscalerError):

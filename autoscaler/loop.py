@@ -57,7 +57,9 @@ class Controller:
         window_s: float = 5.0,
         orders_at_once: int = 1,
         wait: Callable[[float], object] = time.sleep,
+        choice: str = "",
     ) -> None:
+        """``choice``: why this policy was chosen, for reports; empty where it was named."""
         self.topology = topology
         self.policy = policy
         self.prices = prices
@@ -80,6 +82,7 @@ class Controller:
         self._logger = logger
         self.view = view
         self._dry_run = dry_run
+        self._choice = choice
         self._wait = wait
         self._orders_at_once = orders_at_once
         self._memory: Memory = None
@@ -120,6 +123,7 @@ class Controller:
             decision_s,
             self._dry_run,
             proposal.by or self.policy.name,
+            self._choice,
         )
         self._record(report)
         return report

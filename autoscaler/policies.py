@@ -113,21 +113,22 @@ class Making:
         name, given = self.settings.policy, self.settings.policy_settings
         if given is None or name in WITH_FILE:
             return
-        tables = set(self._whole_table())
+        tables = set(self.whole_table())
         if not tables or tables - {HPA_TABLE, BURST_TABLE}:
             raise SettingsError(f"policy_settings is {self.origin}; {name} takes none ({', '.join(WITH_FILE)} do)")
 
     def burst(self) -> Burst | None:
         """The standbys that the policy's settings give every function. Raises SettingsError."""
-        table = {key: value for key, value in self._whole_table().items() if key == BURST_TABLE}
+        table = {key: value for key, value in self.whole_table().items() if key == BURST_TABLE}
         return self.read(BurstingSettings, table).burst
 
-    def _own_table(self) -> Mapping[str, Any]:
-        return {key: value for key, value in self._whole_table().items() if key != BURST_TABLE}
-
-    def _whole_table(self) -> Mapping[str, Any]:
+    def whole_table(self) -> Mapping[str, Any]:
+        """All that the policy's settings hold. Raises SettingsError."""
         given = self.settings.policy_settings
         return read_toml(given, "policy settings") if isinstance(given, Path) else given or {}
+
+    def _own_table(self) -> Mapping[str, Any]:
+        return {key: value for key, value in self.whole_table().items() if key != BURST_TABLE}
 
 
 Maker = Callable[[Making], Policy]

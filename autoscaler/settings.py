@@ -31,12 +31,15 @@ ELSEWHERE = {
 }
 """Policies with a name of their own that are loaded when one is chosen."""
 SHORT_NAMES = (*POLICY_NAMES, *ELSEWHERE)
+AUTO = "auto"
+"""staffing where it is planned with what was measured here, else hpa: :mod:`autoscaler.choice`."""
 PLAN_NAMES = ("serverlessmoe", "constant", "constant-per-layer", "constant-per-expert")
 """Policies that hold a stored plan and nothing else."""
 GUARDED = ("smoe", "faasconf", "staffing", "staffing-learnt")
 """Policies that came out of a simulator, or plan with its call times: where they misbehave, ``hpa`` takes over."""
 HPA_NAMES = ("hpa", "tuned-hpa", "openfaas")
 """Policies whose settings are HPA's."""
+OTHERS = "MODULE:MAKER or FILE.py:MAKER"
 PROMETHEUS_WINDOW_S = 30.0
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 """A namespace's name (RFC 1123 label)."""
@@ -62,14 +65,17 @@ class ControllerSettings(Checked):
     """Password of the gateway; never logged."""
     prometheus_url: Annotated[str | None, Flag("--prometheus")] = None
     """Prometheus server; without it targets are scraped."""
+    cpu_scale: Annotated[Positive | None, Flag(hidden=True)] = None
+    """Real cores per configured core, where that is known: on one machine of its state folder."""
     max_functions: FromZero = 0
     """As given to `smoe up` or `smoe pipeline deploy`; 0 = one node a function."""
-    policy: Annotated[str, Flag(metavar="NAME")] = "hpa"
-    """static, hpa, tuned-hpa, openfaas, kpa, keda, apa, slo-aware, elasticmoe, serverlessmoe, smoe, last-window,
-    faasconf, janus, staffing, staffing-learnt, MODULE:MAKER or FILE.py:MAKER (docs/own-policy.md)."""
+    policy: Annotated[str, Flag(metavar="NAME")] = AUTO
+    """auto (staffing with --slo-ms and a profile that fits, else hpa), static, hpa, tuned-hpa, openfaas, kpa, keda,
+    apa, slo-aware, elasticmoe, serverlessmoe, smoe, last-window, faasconf, janus, staffing,
+    staffing-learnt, MODULE:MAKER or FILE.py:MAKER (docs/own-policy.md)."""
     policy_settings: Annotated[Path | Mapping[str, Any] | None, Flag(file=True)] = None
-    """TOML file with the policy's own settings (or the table that it would hold), and HPA's in [hpa] where it scales
-    what another policy leaves alone or takes over from it; static and serverlessmoe have none."""
+    """TOML file with the policy's own settings (or the table that it would hold), auto's those of staffing, and HPA's
+    in [hpa] where it scales in the place of another or what that leaves alone; static and serverlessmoe have none."""
     plan: Annotated[Path | None, Flag(file=True)] = None
     """serverlessmoe, tuned-hpa, static: stored configurations (JSON)."""
     policy_seed: int = 0
@@ -154,12 +160,18 @@ class ControllerSettings(Checked):
         """λ, as the policies that know it take it."""
         return Targets(self.slo_s, self.ttft_s, self.tpot_s)
 
+    @property
+    def real_cores(self) -> float | None:
+        """Real cores per configured core; None where that is not known."""
+        return 1.0 if self.platform == "kubernetes" else self.cpu_scale
+
     def rules(self) -> Iterable[Rule]:
         stored, factor = self.policy in ("tuned-hpa", *PLAN_NAMES), self.max_step_factor
         home = self.kubernetes_namespace in (None, self.namespace) or self.namespace == NAMESPACE
+        names = ", ".join((AUTO, *SHORT_NAMES))
         return (
             ("stalled_s", self.stalled_s is None or self.stalled_s > self.interval_s, f"above {self.interval_s}"),
-            ("policy", is_policy(self.policy), f"one of {', '.join(SHORT_NAMES)}, MODULE:MAKER or FILE.py:MAKER"),
+            ("policy", self.policy == AUTO or is_policy(self.policy), f"one of {names}, {OTHERS}"),
             ("plan", self.plan is not None or not stored, f"a file, for {self.policy} runs a stored plan"),
             ("gateway_url", _is_url(self.gateway_url), "an http or https address"),
             ("prometheus_url", self.prometheus_url is None or _is_url(self.prometheus_url), "an http address"),

@@ -76,6 +76,7 @@ class View:
             "pipeline": self._topology.pipeline,
             "layers": self._topology.layers,
             "policy": report.policy,
+            "choice": report.choice,
             "dry_run": report.dry_run,
             "end_s": observation.end_s,
             "window_s": observation.window_s,

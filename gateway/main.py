@@ -359,5 +359,6 @@ async def _first(*awaitables: Any) -> None:
 
 def _announce(settings: GatewaySettings, url: str, metrics_url: str) -> None:
     part = settings.state / "gateway.json.part"
-    part.write_text(json.dumps({"url": url, "metrics_url": metrics_url, "pid": os.getpid()}))
+    document = {"url": url, "metrics_url": metrics_url, "pid": os.getpid(), "cpu_scale": settings.cpu_scale}
+    part.write_text(json.dumps(document))
     part.replace(settings.state / "gateway.json")

@@ -155,8 +155,8 @@ class Ticks:
 
 def _run(functions: int, ticks: int, manifest: Manifest, directory: Path, kubeconfig: Path, url: str) -> dict[str, Any]:
     settings = ControllerSettings(
-        url, directory, prometheus_url=url, platform="kubernetes", kubeconfig=kubeconfig, slo_s=0.5,
-        log_dir=directory.parent / "log",
+        url, directory, prometheus_url=url, policy="hpa", platform="kubernetes", kubeconfig=kubeconfig,
+        slo_s=0.5, log_dir=directory.parent / "log",
     )  # fmt: skip
     passed = Passed()
     side = ClusterSide(settings, manifest.name, Rate(RATE_PER_S, BURST, passed))

@@ -19,7 +19,7 @@ def private_folder(folder: Path) -> None:
 
 
 def read_gateway(state: Path) -> dict[str, Any]:
-    """``{url, metrics_url, pid}`` of the gateway that runs on this state folder; raises StateError."""
+    """``{url, metrics_url, pid, cpu_scale}`` of the gateway that runs on this state folder; raises StateError."""
     path = state / "gateway.json"
     try:
         document: dict[str, Any] = json.loads(path.read_text())

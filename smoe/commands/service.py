@@ -342,7 +342,7 @@ def _token_targets(manifest: Manifest, url: str) -> str:
 
 def _next_steps(manifest: Manifest, url: str, of_state: str, targets: str = "") -> list[str]:
     """What to do with a pipeline that is up; ``targets``: options of a decoder's."""
-    policy = f"slo-aware {targets}" if targets else "hpa" if manifest.task == "causal-lm" else "hpa --slo-ms 1000"
+    policy = f" --policy slo-aware {targets}" if targets else "" if manifest.task == "causal-lm" else " --slo-ms 1000"
     if manifest.task == "embedding":
         first = f'try        curl -s {url}/function/{manifest.name} -d \'{{"inputs": "a sentence"}}\''
     else:
@@ -353,7 +353,7 @@ def _next_steps(manifest: Manifest, url: str, of_state: str, targets: str = "") 
         first,
         f"           OpenAI's API at {url}/v1, model {manifest.name}",
         f"watch      smoe status{of_state}    or live: smoe top {manifest.name}{of_state}",
-        f"scale      smoe autoscale {manifest.name}{of_state} --policy {policy}",
+        f"scale      smoe autoscale {manifest.name}{of_state}{policy}",
     ]
 
 

@@ -173,6 +173,7 @@ def test_the_controller_scales_up_under_load_and_down_after_it(running: Running)
             gateway_url=running.client.url,
             manifest_dir=running.pipeline,
             password=read_password(running.settings.state),
+            policy="hpa",
             policy_settings={
                 "concurrency_target": 0.05,
                 "cpu_target": 0.2,

@@ -53,7 +53,8 @@ def test_ticks_go_on_while_the_gateway_is_away_and_are_logged_without_the_passwo
     row = read_pipeline(state / "log").to_pylist()[0]
     assert row["stale"] and row["slo_s"] == 0.25 and row["latency_p95_s"] is None
     (context,) = read_contexts(state / "log")
-    assert context["pipeline"] == "tiny" and context["policy"] == "hpa"
+    assert context["pipeline"] == "tiny" and context["policy"] == context["settings"]["policy"] == "hpa"
+    assert context["choice"].startswith("auto: hpa, because no profile is named")
     assert "very-secret" not in json.dumps(context) + result.output
 
 
@@ -61,6 +62,7 @@ def test_json_has_one_object_for_each_tick(state: Path) -> None:
     result = call(state, "--json", "--ticks", "2", "--dry-run")
     rows = [json.loads(text) for text in result.stdout.splitlines() if text.startswith("{")]
     assert len(rows) == 2 and all(row["stale"] and row["dry_run"] and row["changes"] == [] for row in rows)
+    assert {row["choice"] for row in rows} == {"auto: hpa, because there is no target (--slo-ms)"}
 
 
 @pytest.mark.parametrize(

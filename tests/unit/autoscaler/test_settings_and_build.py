@@ -61,7 +61,7 @@ def test_a_setting_that_is_not_allowed_is_refused_by_its_name(key: str, value: o
 
 def test_hpa_without_any_metric_is_refused(folder: Path) -> None:
     with pytest.raises(SettingsError, match="hpa needs one metric"):
-        build_controller(settings(folder, policy_settings={"cpu_target": 0.0, "concurrency_target": 0.0}))
+        build_controller(settings(folder, policy="hpa", policy_settings={"cpu_target": 0.0, "concurrency_target": 0.0}))
 
 
 def test_the_password_is_neither_shown_nor_logged(folder: Path) -> None:
@@ -125,6 +125,7 @@ def test_prometheus_has_a_longer_window_and_policies_follow_their_settings(folde
         settings(
             folder,
             prometheus_url="http://127.0.0.1:9",
+            policy="hpa",
             policy_settings={"cpu_target": 0.0, "concurrency_target": 0.5},
             max_replicas=3,
             scale_segments=False,

@@ -194,7 +194,7 @@ sys.meta_path.insert(0, Image())
 from pathlib import Path
 from autoscaler.build import build_controller
 from autoscaler.settings import ControllerSettings
-import evaluation.bound.last_window, rl.faasconf.policy, autoscaler.policy.janus
+import evaluation.bound.last_window, rl.faasconf.policy, autoscaler.policy.janus, rl.staffing.fit, rl.staffing.policy
 settings = ControllerSettings("http://127.0.0.1:1", Path(folder), policy="smoe", slo_s=0.1)
 print(build_controller(settings)[0].policy.name)
 """
