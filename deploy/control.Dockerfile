@@ -2,8 +2,9 @@
 #
 #   docker build -f deploy/control.Dockerfile -t smoe/control .
 #
-# The learnt policies want torch. PIP_OPTIONS may name an index with CPU-only builds of it, which make the image several
-# times smaller; --build-arg POLICIES=no leaves it out, and `--policy smoe`, `faasconf` and `last-window` with it.
+# The policies of rl/ want torch. PIP_OPTIONS may name an index with CPU-only builds of it, which make the image several
+# times smaller; --build-arg POLICIES=no leaves it out, and `--policy smoe`, `staffing`, `faasconf` and `last-window`
+# with it: `auto` is `hpa` there.
 
 ARG PYTHON_VERSION=3.11
 # As in function.Dockerfile: packages without pip, headers, test suites and symbol tables.

@@ -171,7 +171,7 @@ OTHERS: list[tuple[str, Any]] = [
     ("gateway.nodeSelector", {"disk": "ssd"}), ("gateway.tolerations", [{"key": "a", "operator": "Exists"}]),
     ("controller.enabled", False), ("controller.replicas", 1), ("controller.pipeline", "switch"),
     ("controller.pipelinesClaim", "models"), ("controller.interval", "500ms"), ("controller.sloMs", 250.5),
-    ("controller.extraArgs", ["--dry-run"]), ("controller.resources", {"limits": {"memory": "1Gi"}}),
+    ("controller.extraArgs", ["--dry-run"]), ("controller.resources", {"limits": {"memory": "2Gi"}}),
     ("controller.nodeSelector", {"zone": "1"}),
     ("controller.tolerations", [{"key": "b", "value": "true", "effect": "NoSchedule"}]),
     ("prometheus.image", "prom/prometheus:v3.6.0"), ("prometheus.retention", "2d"), ("prometheus.claim", "data"),

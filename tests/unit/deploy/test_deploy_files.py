@@ -13,8 +13,11 @@ import click
 import pytest
 import yaml
 
+from autoscaler.build import build_controller
 from autoscaler.commands import autoscale
+from autoscaler.settings import AUTO, ControllerSettings
 from gateway.main import main as gateway
+from tests.doubles.fake_platform import FakePlatform
 from tests.doubles.kubernetes.admission import check_deployment
 from tests.unit.autoscaler.manifests import write_pipeline
 
@@ -197,11 +200,13 @@ from autoscaler.settings import ControllerSettings
 import evaluation.bound.last_window, rl.faasconf.policy, autoscaler.policy.janus, rl.staffing.fit, rl.staffing.policy
 settings = ControllerSettings("http://127.0.0.1:1", Path(folder), policy="smoe", slo_s=0.1)
 print(build_controller(settings)[0].policy.name)
+import resource
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """
 
 
 @pytest.mark.slow
-def test_the_learnt_policy_is_loaded_from_what_the_controllers_image_holds(tmp_path: Path) -> None:
+def test_learnt_policies_and_rules_are_loaded_from_what_the_image_holds_within_the_pods_memory(tmp_path: Path) -> None:
     """With every module out of reach that is neither copied into the image nor among what its requirements bring."""
     from tests.unit.functions.test_container import CLOSURE
 
@@ -214,7 +219,9 @@ def test_the_learnt_policy_is_loaded_from_what_the_controllers_image_holds(tmp_p
     completed = subprocess.run(
         [sys.executable, "-c", ALONE, *arguments], capture_output=True, text=True, check=False, cwd=ROOT, timeout=100
     )
-    assert completed.stdout.strip() == "smoe", completed.stderr
+    assert completed.stdout.startswith("smoe\n"), completed.stderr
+    limit = container("controller")["resources"]["limits"]["memory"]
+    assert int(completed.stdout.split()[1]) < 1024 * int(limit.removesuffix("Gi"))
 
 
 @pytest.mark.slow
@@ -238,3 +245,18 @@ def test_gateway_and_controller_import_only_what_their_image_holds() -> None:
     taken = {"blinker", "cloudpickle", "kubernetes_validate", "importlib_resources", "packaging", "sniffio"}
     allowed = {*closure.stdout.split(), *taken}
     assert {name for name in imported.stdout.split() if name not in allowed and not name.startswith("__")} == set()
+
+
+def test_the_controller_of_the_manifests_runs_auto_and_hpa_until_a_profile_is_named(tmp_path: Path) -> None:
+    given = dict(argument.removeprefix("--").split("=", 1) for argument in container("controller")["args"])
+    assert not {"policy", "policy-settings"} & set(given)
+    settings = ControllerSettings(
+        given["gateway"],
+        write_pipeline(tmp_path / "tiny"),
+        platform="kubernetes",
+        slo_s=float(given["slo-ms"]) / 1000,
+        prometheus_url=given["prometheus"],
+    )
+    assert settings.policy == AUTO
+    controller, _ = build_controller(settings, FakePlatform({}))
+    assert controller.policy.name == "hpa"
