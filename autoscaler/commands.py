@@ -70,8 +70,7 @@ def autoscale(
     _log_to_stderr(log_level)
     given["view_dir"] = given["view_dir"] or (None if given["gateway_url"] else state / "view")
     if not given["gateway_url"]:
-        gateway = _gateway(state)
-        given |= {"gateway_url": str(gateway["url"]), "cpu_scale": gateway.get("cpu_scale")}
+        given |= _gateway(state)
     given["manifest_dir"] = given["manifest_dir"] or state / "pipelines" / pipeline
     given["log_dir"] = given["log_dir"] or state / "log"
     try:
@@ -104,11 +103,11 @@ def _log_to_stderr(level: str) -> None:
 
 
 def _gateway(state: Path) -> dict[str, Any]:
-    """What the gateway of the state folder wrote about itself, its ``url`` at least."""
+    """Settings by what the gateway of the state folder wrote about itself."""
     try:
         document = json.loads((state / "gateway.json").read_text())
-        return {**document, "url": document["url"]}
-    except (OSError, ValueError, KeyError, TypeError):
+        return {"gateway_url": str(document["url"]), "cpu_scale": document.get("cpu_scale")}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise click.UsageError(f"no gateway runs on {state}; say --gateway URL or start one with `smoe up`") from None
 
 

@@ -39,7 +39,8 @@ log = logging.getLogger("smoe.autoscaler")
 class Controller:
     """One pipeline under one policy.
 
-    ``window_s`` is how far back a tick looks, ``orders_at_once`` how many orders the platform takes at the same time.
+    ``window_s`` is how far back a tick looks, ``orders_at_once`` how many orders the platform takes at the same time,
+    ``choice`` why this policy was chosen, for reports; empty where it was named.
     """
 
     def __init__(
@@ -59,7 +60,6 @@ class Controller:
         wait: Callable[[float], object] = time.sleep,
         choice: str = "",
     ) -> None:
-        """``choice``: why this policy was chosen, for reports; empty where it was named."""
         self.topology = topology
         self.policy = policy
         self.prices = prices
