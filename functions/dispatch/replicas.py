@@ -108,8 +108,6 @@ class Waiter:
 class FunctionSlots:
     name: str
     max_inflight: int = 0
-    in_turn: bool = False
-    """Equally loaded replicas take turns: it has standbys, and each has a CPU quota of its own to use."""
     busy_s: float = 0.0
     """Replica-seconds with a call, up to the last time that a replica had none."""
     opening: Opening | None = None

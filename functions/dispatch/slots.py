@@ -1,9 +1,9 @@
 """Which replica gets a call: by a rule, among ready replicas with a free slot.
 
-Rules decide call by call: least calls in flight (``least-loaded``), the same among replicas on the ingress's own node
-first (``local-first``; Prism), the one not used for longest (``round-robin``), any (``random``). A caller that decides
-a layer as a whole names a node for its call, which then goes before the rule. No rule makes a call wait while any
-replica has a free slot.
+Rules decide call by call: least calls in flight, equals in turn (``least-loaded``), the same among replicas on the
+ingress's own node first (``local-first``; Prism), the one not used for longest (``round-robin``), any (``random``). A
+caller that decides a layer as a whole names a node for its call, which then goes before the rule. No rule makes a call
+wait while any replica has a free slot.
 
 A replica has as many slots as its function's ``max_inflight``. Calls that find none wait in order of arrival, bounded
 in number and by their deadline. A replica that could not be reached is set aside, each time for twice as long, until
@@ -69,7 +69,7 @@ class Slots:
         for name, replicas in functions.items():
             function = self._functions.setdefault(name, FunctionSlots(name))
             function.deployed = True
-            function.max_inflight, function.in_turn = replicas.max_inflight, bool(replicas.burst)
+            function.max_inflight = replicas.max_inflight
             self._set_replicas(function, replicas.replicas, replicas.draining)
             self._grant(function)
 
@@ -179,8 +179,8 @@ class Slots:
             self._loop.call_at(until_s + 0.001, self._grant, function)
 
     def _choose(self, function: FunctionSlots, avoid: set[str], node: str, now_s: float) -> Slot | None:
-        """Take a free slot: on ``node`` where it can be, then by the rule, then in the feed's order, or in turn where
-        the function has standbys.
+        """Take a free slot: on ``node`` where it can be, then by the rule, equals in turn. Least calls in flight does
+        not show a CPU quota that is used up, and a replica that rested longest has its own.
 
         Replicas that failed this call only where there is no other.
         """
@@ -194,7 +194,7 @@ class Slots:
                 return None
             if slot.failures and slot.in_flight and not slot.replica.balanced:
                 return None
-            return taken(slot, now_s)
+            return self._taken(slot, now_s)
         rule = self._rule
         node = node or self._node
         best: Slot | None = None
@@ -213,15 +213,19 @@ class Slots:
                 order: float = slot.turn
             else:
                 order = random.random() if rule == "random" else slot.in_flight
-            rank = (avoided, node != "" and slot.replica.node != node, order, slot.turn if function.in_turn else 0)
+            rank = (avoided, node != "" and slot.replica.node != node, order, slot.turn)
             if best is None or rank < best_rank:
                 best, best_rank = slot, rank
         # Where only replicas that failed this call are free, it waits for one of the others.
         if best is None or (best_rank[0] and others):
             return None
+        return self._taken(best, now_s)
+
+    def _taken(self, slot: Slot, now_s: float) -> Slot:
+        """A free slot with one call more, the latest of all."""
         self._turn += 1
-        best.turn = self._turn
-        return taken(best, now_s)
+        slot.turn = self._turn
+        return taken(slot, now_s)
 
     async def _acquire(self, function: FunctionSlots, deadline_s: float, avoid: set[str], last: str, node: str) -> Slot:
         """Wait in order of arrival for a slot, counted as in flight. Raises OverloadedError and as ``_too_late``."""

@@ -13,8 +13,8 @@ from simulation.engine.errors import SimulationError
 from simulation.engine.replicas import (
     ACTIVE,
     BURST,
+    CALLS,
     CHANGE_AT,
-    CORE,
     COUNT,
     DRAIN,
     FAR,
@@ -31,6 +31,7 @@ from simulation.engine.replicas import (
     ROW,
     SITE,
     STANDBY,
+    TURN,
     Replicas,
 )
 from simulation.engine.tables import ResourceTables, atoms_of
@@ -63,10 +64,10 @@ class Fleet:
         self.configurations: list[Configuration | None] = [None] * count
         cores = 1 if workload.host is None else int(min(max(1.0, workload.host.cores), MOST_CORES))
         self.clock = np.zeros((count, HELD + cores, 8))
-        self.slot = np.zeros((count, CORE + 1, 8), dtype=np.int64)
+        self.slot = np.zeros((count, TURN + 1, 8), dtype=np.int64)
         self.end = np.zeros((count, 8, slots))
         self.call = np.zeros((count, 8, slots), dtype=np.uint32)
-        self.orders = np.zeros((count, 5), dtype=np.int64)
+        self.orders = np.zeros((count, CALLS + 1), dtype=np.int64)
         self.orders_s = np.full((count, 1), FAR)
         self.room = np.zeros((count, 8), dtype=np.int64)
         self._workload = workload

@@ -29,6 +29,7 @@ from simulation.engine.node import BUSY_S, CPU_S, SERVED_S, control
 from simulation.engine.replicas import (
     ACTIVE,
     BATCH,
+    CALLS,
     CHANGE_AT,
     COUNT,
     DRAIN,
@@ -43,10 +44,11 @@ from simulation.engine.replicas import (
     REFILL,
     ROW,
     STOPPED,
+    TURN,
     VIRTUAL,
     WAS_STOPPED,
     Replicas,
-    choose,
+    choose_in_turn,
     open_up,
 )
 
@@ -139,10 +141,10 @@ def dispatch(
     ``running [2, …]``: node and replica of all that have calls, and of those that start; they are up to date, others
     are brought so.
     """
-    queue, clock, slot = passes.queues[node], replicas.clock[node], replicas.slot[node]
+    queue, clock, slot, order = passes.queues[node], replicas.clock[node], replicas.slot[node], replicas.order[node]
     ends, calls, slots = replicas.end[node].reshape(-1), replicas.call[node].reshape(-1), replicas.end.shape[2]
     while queue[SIZE_OF] > 0:
-        r = choose(slot[ACTIVE], replicas.room[node], replicas.order[node, COUNT])
+        r = choose_in_turn(slot[ACTIVE], slot[TURN], replicas.room[node], order[COUNT])
         if r < 0:
             break
         request, size = queue[HEAD_OF], slot[ACTIVE, r]
@@ -154,7 +156,8 @@ def dispatch(
             active += 1
         at = r * slots + ((slot[HEAD, r] + size) & (slots - 1))
         calls[at] = request
-        slot[ACTIVE, r] = size + 1
+        order[CALLS] += 1
+        slot[ACTIVE, r], slot[TURN, r] = size + 1, order[CALLS]
         if size:
             ends[at] = ends[r * slots + slot[HEAD, r]]  # it waits for the batch that is being computed
         else:

@@ -31,14 +31,16 @@ HELD = 10
 CPU seconds left until it is ready), busy since, CPU seconds in the bucket at ``LAST``; on a shared machine: when its
 period ends, one of its ticks (0: it has not had a call yet), what its quota still has, and, from ``HELD`` on, what each
 core holds for it while it runs on another (``LEVEL``: on the one it runs on; negative: what it overran)."""
-ROW, GENERATION, ACTIVE, HEAD, SITE, STANDBY, BATCH, STOPPED, WAS_STOPPED, CORE = range(10)
+ROW, GENERATION, ACTIVE, HEAD, SITE, STANDBY, BATCH, STOPPED, WAS_STOPPED, CORE, TURN = range(11)
 """Rows of ``slot``: row of the resource tables, generation, calls in service, first of the ring, machine, number of the
 activated standby from 1 (0: a replica that always runs); on a shared machine: calls that are computed now, whether its
-limit has stopped it, whether it has done so since the batch before, and the core it runs on."""
+limit has stopped it, whether it has done so since the batch before, the core it runs on, and which call of the node's
+was its latest (0: it has had none)."""
 CHANGE_AT = 0
 """Column of ``order_s``: when the change that is under way holds."""
-LIMIT, NEXT_LIMIT, NEXT_ROW, NOW_GENERATION, COUNT = range(5)
-"""Columns of ``order``: calls at once, the same after the change, row after it, generation it is for, replicas."""
+LIMIT, NEXT_LIMIT, NEXT_ROW, NOW_GENERATION, COUNT, CALLS = range(6)
+"""Columns of ``order``: calls at once, the same after the change, row after it, generation it is for, replicas; on a
+shared machine: calls so far."""
 BURST, REFILL = range(2)
 """Columns of ``bucket [rows, 2]``: CPU seconds it holds at most (on a shared machine: the quota of a period), CPU
 seconds it gets back in a second."""
@@ -64,7 +66,7 @@ class Rows(NamedTuple):
 
 class Replicas(NamedTuple):
     """All replicas of all nodes: ``clock`` and ``slot [nodes, rows, replicas]``, ``end`` and ``call
-    [nodes, replicas, calls]``, ``order [nodes, 5]``, ``order_s [nodes, 1]``, ``room [nodes, replicas]`` (calls at once
+    [nodes, replicas, calls]``, ``order [nodes, 6]``, ``order_s [nodes, 1]``, ``room [nodes, replicas]`` (calls at once
     they take, see :func:`open_up`)."""
 
     clock: Floats
@@ -87,6 +89,16 @@ def choose(active: Ints, room: Ints, count: int) -> int:
     for r in range(count):
         least = min(least, (active[r] << RANK_BITS) + r + (NO_LIMIT if active[r] >= room[r] else 0))
     return least & RANK if least < NO_LIMIT else -1
+
+
+@inner
+def choose_in_turn(active: Ints, turn: Ints, room: Ints, count: int) -> int:
+    """As :func:`choose`, but of equals the one whose latest call is longest ago. ``turn [replicas]``."""
+    best = -1
+    for r in range(count):
+        if active[r] < room[r] and (best < 0 or (active[r], turn[r]) < (active[best], turn[best])):
+            best = r
+    return best
 
 
 @inner

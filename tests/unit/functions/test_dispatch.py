@@ -249,14 +249,11 @@ async def test_activated_replicas_serve_those_who_wait_and_their_first_call_is_n
     await first
 
 
-@pytest.mark.parametrize(("burst", "served"), [("", [4, 0]), ("standbys=1", [2, 2])])
-async def test_equally_loaded_replicas_take_turns_where_a_function_has_standbys(
-    caller: Caller, start: Any, burst: str, served: list[int]
-) -> None:
+async def test_equally_loaded_replicas_take_turns(caller: Caller, start: Any) -> None:
     echoes = [echo(), echo()]
     addresses = [(await start(one)).address for one in echoes]
     replicas = tuple(ReplicaAddress(address, address) for address in addresses)
-    caller.dispatcher.update({"f": FunctionReplicas(0, replicas, 1, burst)})
+    caller.dispatcher.update({"f": FunctionReplicas(0, replicas)})
     for _ in range(4):
         await caller.call()
-    assert [len(one.seen) for one in echoes] == served
+    assert [len(one.seen) for one in echoes] == [2, 2]

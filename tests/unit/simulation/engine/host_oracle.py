@@ -90,6 +90,14 @@ class HostNode(Node):
         self.batches: dict[Replica, Batch] = {}
         self.limits: dict[Replica, Limiting] = {}
         """By replica, once it has had a call while its cores were limited."""
+        self.turns: dict[Replica, int] = {}
+        """Which of the node's calls was a replica's latest."""
+
+    def chosen(self, open_to: list[Replica], call: Call) -> Replica:
+        """Fewest calls, and of equals the one that has rested longest, as the dispatcher does."""
+        replica = min(open_to, key=lambda one: (len(one.calls), self.turns.get(one, 0)))
+        self.turns[replica] = max(self.turns.values(), default=0) + 1
+        return replica
 
     def catch_up(self, replica: Replica) -> None:
         self.pipeline.catch_up_all()
