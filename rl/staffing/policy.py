@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -29,6 +29,7 @@ from rl.staffing.action import AXES, NAMES, Actions, Depth, Staffing, action_of,
 from rl.staffing.checks import LEAST_SEEN, NONE, Correction, tokens_seen, without_calls
 from rl.staffing.export import load
 from rl.staffing.features import FEATURES, StaffingEncoder
+from rl.staffing.margin import Margin
 from rl.staffing.networks import StaffingActor
 from rl.staffing.work import Work
 from simulation.arrays import Floats
@@ -42,46 +43,73 @@ OPENING = 1.5
 """λ over the seconds in which a standby opens, below which the rule, which lets standbys meet bursts, doubts itself."""
 
 
+@dataclass(frozen=True)
+class Remembered:
+    """What the rule remembers of a measured pipeline."""
+
+    work: Work = field(default_factory=Work)
+    margin: Margin = field(default_factory=Margin)
+
+    @staticmethod
+    def of(memory: Memory) -> Remembered:
+        """What a policy remembered, nothing where that is another policy's."""
+        return memory if isinstance(memory, Remembered) else Remembered()
+
+
 class StaffingRule:
-    """The same eight numbers for all experts in all windows: what a search can tune. Standbys go first to experts that
-    get many tokens."""
+    """The same eight numbers for all experts in all windows: what a search can tune. Of a measured pipeline those that
+    are not given follow P95. Standbys go first to experts that get many tokens."""
 
     name = "staffing"
 
     def __init__(
-        self, workload: Workload, encoder: Encoder, values: Mapping[str, float], segment_standbys: int = 0
+        self,
+        workload: Workload,
+        encoder: Encoder,
+        values: Mapping[str, float],
+        segment_standbys: int = 0,
+        following: Collection[str] = (),
     ) -> None:
         """``values``: by :data:`rl.staffing.action.NAMES`. ``segment_standbys``: of every segment, where calls are of
-        functions that run; 0 leaves segments to another policy."""
+        functions that run; 0 leaves segments to another policy. ``following``: names of numbers that
+        :class:`rl.staffing.margin.Margin` sets there, whatever ``values`` has."""
         self._workload, self._staffing, self.encoder = workload, Staffing(workload), encoder
         self._by_cpu = workload.measured and not workload.topology.generates
         """Standbys open by the CPU time of a token. What is modelled has no quota, and takes the same either way."""
-        self._actions = np.tile(action_of(values), (len(workload.experts), 1))
-        self._load = values["load"]
-        rule = {name: values[name] for name in ("headroom", "spare", "hold_s", "look_back_s")}
-        self._segments = Burst(segment_standbys, **rule) if segment_standbys and self._by_cpu else None
+        self._values, self._load, self._following = values, values["load"], frozenset(following)
+        self._segment_standbys = segment_standbys if self._by_cpu else 0
 
     def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal:
         shares = [getattr(observation.node(node.id), "token_share", None) for node in self._workload.experts]
         priority = np.array([1.0 if share is None else share for share in shares])
         room = self.encoder.room(observation)
-        work = Work.of(memory).after(observation) if self._by_cpu else None
+        remembered = self._remembered(observation, memory) if self._by_cpu else None
+        values = self._values if remembered is None else self._followed(remembered.margin)
+        actions = np.tile(action_of(values), (len(self._workload.experts), 1))
         experts = [node.function for node in self._workload.experts]
-        depth = None if work is None else self._depth(experts, observation, work)
+        depth = None if remembered is None else self._depth(experts, observation, remembered.work)
         correction = NONE if self._by_cpu else Correction.of(memory).after(self._workload, observation)
-        plan = self._staffing.plan(observation, self._actions, priority, room_of(room), depth, correction)
-        answer = replace(proposal(plan, self._workload, self._actions, memory), doubt=self._doubt(observation))
-        if work is None:
+        plan = self._staffing.plan(observation, actions, priority, room_of(room), depth, correction)
+        answer = replace(proposal(plan, self._workload, actions, memory), doubt=self._doubt(observation))
+        if remembered is None:
             return replace(answer, memory=correction)
-        segments = self._staffed_segments(observation, work)
+        work, segments = remembered.work, self._staffed_segments(observation, remembered.work, values)
         reasons = {name: _staffing_words(one) for name, one in segments.items()}
         if not answer.desired:  # nobody else takes them for a window
             reasons = dict.fromkeys(segments, "no data: the load of an expert is not known")
-            return replace(answer, reasons={**answer.reasons, **reasons}, memory=work)
+            return replace(answer, reasons={**answer.reasons, **reasons}, memory=remembered)
         desired = {**answer.desired, **segments}
         reasons |= {name: f"{_staffing_words(one)}: {answer.reasons[name]}" for name, one in answer.desired.items()}
         stated = {name: _stating(one, work.token_s.get(name)) for name, one in desired.items()}
-        return replace(answer, desired=stated, reasons={**answer.reasons, **reasons}, memory=work)
+        return replace(answer, desired=stated, reasons={**answer.reasons, **reasons}, memory=remembered)
+
+    def _remembered(self, observation: Observation, memory: Memory) -> Remembered:
+        before = Remembered.of(memory)
+        return Remembered(before.work.after(observation), before.margin.after(observation, self._workload.slo_s))
+
+    def _followed(self, margin: Margin) -> Mapping[str, float]:
+        """The rule's numbers, those that follow P95 by ``margin``."""
+        return {name: margin.numbers[name] if name in self._following else one for name, one in self._values.items()}
 
     def _doubt(self, observation: Observation) -> str:
         opening_s, slo_s = DEFAULT_BURSTS.activation_s, self._workload.slo_s
@@ -101,10 +129,14 @@ class StaffingRule:
         busy = np.array([work.busy(function, observation) for function in functions])
         return Depth(np.ceil(self._load * busy).astype(int), np.ceil(REACH * busy).astype(int))
 
-    def _staffed_segments(self, observation: Observation, work: Work) -> dict[str, Configuration]:
+    def _staffed_segments(
+        self, observation: Observation, work: Work, values: Mapping[str, float]
+    ) -> dict[str, Configuration]:
         """Those of :meth:`_depth` for every segment on cores, one at least, with the standbys of the rule at least."""
-        if self._segments is None:
+        if not self._segment_standbys:
             return {}
+        rule = {name: values[name] for name in ("headroom", "spare", "hold_s", "look_back_s")}
+        burst = Burst(self._segment_standbys, **rule)
         present = {
             node.function: node.configuration
             for node in observation.nodes
@@ -112,11 +144,9 @@ class StaffingRule:
         }
         depth = self._depth(list(present), observation, work)
         running = np.maximum(1, depth.running)
-        waiting = depth.standbys(np.full_like(running, self._segments.standbys), running)
+        waiting = depth.standbys(np.full_like(running, burst.standbys), running)
         return {
-            function: replace(
-                present[function], replicas=int(count), burst=replace(self._segments, standbys=int(standbys))
-            )
+            function: replace(present[function], replicas=int(count), burst=replace(burst, standbys=int(standbys)))
             for function, count, standbys in zip(present, running, waiting, strict=True)
         }
 
@@ -189,8 +219,8 @@ def _second(plan: Plan, function: str, workload: Workload) -> str:
     return f"; the second best, {what}, would cost {money(more, workload.prices.currency)} an hour more"
 
 
-MODELLED = {"standbys": 6.0, "spare": 0.1, "hold_s": 1.5, "look_back_s": 0.25}
-MEASURED = {"standbys": 3.0, "spare": 0.7, "hold_s": 3.0, "look_back_s": 0.5}
+MODELLED = {"standbys": 6.0, "headroom": 1.0, "spare": 0.1, "hold_s": 1.5, "look_back_s": 0.25}
+MEASURED = Margin().numbers
 """Defaults where call times are of functions that run: chosen live, on three traces at 14 and 17 requests/s, where the
 arrivals of a quarter of a second are few and vary by half."""
 
@@ -203,17 +233,20 @@ class RuleSettings(PlannerSettings):
     load: Positive = 0.5
     """Times its calls in the last window that replicas always run for."""
     standbys: NotNegative | None = None
-    """Replicas of every expert that wait. [default: 6 where calls are modelled, 3 where they were measured]"""
+    """Replicas of every expert that wait. [default: 6 where calls are modelled, 3 to 6 by P95 where they were
+    measured]"""
     spare: NotNegative | None = None
-    """z of the activation rule: replicas for each root of the work. [default: 0.1 where calls are modelled, 0.7 where
-    they were measured]"""
-    activation_headroom: NotNegative = 1.0
-    """k of the activation rule: replicas for each replica's worth of work."""
+    """z of the activation rule: replicas for each root of the work. [default: 0.1 where calls are modelled, 0.1
+    to 1.6 by P95 where they were measured]"""
+    activation_headroom: NotNegative | None = None
+    """k of the activation rule: replicas for each replica's worth of work. [default: 1 where calls are modelled, 1 to
+    1.5 by P95 where they were measured]"""
     hold_s: Positive | None = None
-    """Seconds that an activated standby stays after it was wanted last. [default: 1.5 where calls are modelled, 3 where
-    they were measured]"""
+    """Seconds that an activated standby stays after it was wanted last. [default: 1.5 where calls are modelled, 1 to
+    6 by P95 where they were measured]"""
     look_back_s: Positive | None = None
-    """Seconds of arrivals that count. [default: 0.25 where calls are modelled, 0.5 where they were measured]"""
+    """Seconds of arrivals that count. [default: 0.25 where calls are modelled, 1 to 0.5 by P95 where they were
+    measured]"""
     budget: PositiveShare = 0.8
     """Part of what λ leaves the experts that a plan's mean seconds may take."""
     sleep_s: Positive = 60.0
@@ -224,9 +257,13 @@ class RuleSettings(PlannerSettings):
 
     def values(self, measured: bool = False) -> dict[str, float]:
         """By :data:`rl.staffing.action.NAMES`; ``measured``: the planner's call times are."""
-        mine = {name: getattr(self, name) for name in NAMES if name != "headroom"}
-        given = {name: value for name, value in mine.items() if value is not None}
-        return {"headroom": self.activation_headroom, **(MEASURED if measured else MODELLED), **given}
+        return {**(MEASURED if measured else MODELLED), **self.given}
+
+    @property
+    def given(self) -> dict[str, float]:
+        """Those that the file has, or that have one default for all; by :data:`rl.staffing.action.NAMES`."""
+        mine = {name: getattr(self, "activation_headroom" if name == "headroom" else name) for name in NAMES}
+        return {name: value for name, value in mine.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -248,7 +285,8 @@ def rule_for(making: Making, settings: RuleSettings, workload: Workload) -> Staf
     """The rule, planning with the call times of ``workload``."""
     values = settings.values(workload.measured)
     segments = settings.segment_standbys if values["standbys"] and "segment" in making.kinds else 0
-    return StaffingRule(workload, _encoder(making, workload), values, segments)
+    following = Margin().numbers.keys() - settings.given.keys()
+    return StaffingRule(workload, _encoder(making, workload), values, segments, following)
 
 
 def make(making: Making) -> Policy:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from autoscaler.contract import Memory, Observation
+from autoscaler.contract import Observation
 
 FORGET = 0.9
 """Weight of windows after each later one."""
@@ -28,11 +28,6 @@ class Work:
     token_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds of a replica that a token costs, as stated. A worked example: two replicas at 0.3 of their CPU limit
     during 2 s in which 60 tokens were answered: 1.2 replica-seconds, 0.02 s a token."""
-
-    @staticmethod
-    def of(memory: Memory) -> Work:
-        """What a policy remembered, nothing where that is another policy's."""
-        return memory if isinstance(memory, Work) else Work()
 
     def busy(self, function: str, observation: Observation) -> float:
         """Replicas of ``function`` that the window's tokens keep busy, by the stated cost; 0 where none is."""

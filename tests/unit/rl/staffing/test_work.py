@@ -61,10 +61,6 @@ def test_a_cost_that_hardly_changed_is_stated_as_before() -> None:
     assert much.after(window(0.3)).token_s == much.token_s
 
 
-def test_another_policys_memory_is_none() -> None:
-    assert Work.of({"hpa": 1}) == Work.of(None) == Work()
-
-
 @pytest.mark.parametrize("measured", [True, False])
 def test_the_rule_states_it_where_calls_are_of_functions_that_run(measured: bool) -> None:
     """In the simulation CPU time over its limit is the time that calls take, so both ways agree."""
