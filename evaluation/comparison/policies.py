@@ -10,12 +10,11 @@ from typing import Any
 from autoscaler.checked import read_toml
 from autoscaler.contract import Burst, Policy
 from autoscaler.decision.limits import LimitSettings
-from autoscaler.errors import SettingsError
 from autoscaler.policies import BURST_TABLE, Making, make_policy
 from autoscaler.policy.hpa import hpa_of_windows
 from autoscaler.settings import ELSEWHERE, HPA_NAMES, ControllerSettings
 from autoscaler.stored_deployment import load_plan
-from evaluation.comparison.grid import BURST_SUFFIX, Grid, Group, file_name, without_burst
+from evaluation.comparison.grid import Grid, Group, file_name, without_burst
 from platform_words.memory import RuntimeMemory
 from simulation.workloads.custom import CLUSTER_CORE, CustomPipeline
 from simulation.workloads.workload import Workload
@@ -74,8 +73,6 @@ def _table(name: str, workload: Workload, grid: Grid, group: Group) -> Path | Ma
     given, plan = grid.settings_of(name, group), grid.plan_of(name, group)
     if name == without_burst(name):
         return given
-    if workload.host is not None:
-        raise SettingsError(f"{name}: standbys are not simulated on one shared machine; leave {BURST_SUFFIX} out")
     table = {} if given is None else read_toml(given, SETTINGS)
     in_plan = plan is not None and (
         plan.name.startswith(f"{file_name(name)}.") or any(one.burst for one in load_plan(plan).configurations.values())

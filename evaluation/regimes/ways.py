@@ -87,8 +87,7 @@ def ways(
     progress: Callable[[str, float], object] = lambda what, share: None,
 ) -> Ways | None:
     """All ways on ``seconds`` of ``requests``; None where no choice keeps λ in any window. ``progress`` gets what is
-    searched and how much is done (0 to 1). On one shared machine standbys are not simulated, so those ways are None or
-    the same as without."""
+    searched and how much is done (0 to 1)."""
     physics = Physics(workload, requests.most_tokens)
     loads = list(windows(physics, requests, window_s, seconds))[WARM_UP:]
     best: dict[int, Best] = {}
@@ -169,9 +168,7 @@ def _with_bursts(
     judged: Stretch, constant: Found | None, per_expert: Found | None
 ) -> tuple[Burst | None, Found | None, Found | None]:
     """The rule and the cheapest constants with standbys, for all experts and for each; those without where standbys
-    only add to the cost. No rule on a shared machine, and where no constant with standbys was found."""
-    if judged.workload.host is not None:
-        return None, constant, per_expert
+    only add to the cost. No rule where no constant with standbys was found."""
     uniform, chosen = None, None
     for burst in BURSTS:
         one = cheapest_uniform(judged, burst, np.inf if uniform is None else uniform.cost)

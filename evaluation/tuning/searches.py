@@ -128,8 +128,6 @@ def refusal_of(grid: Grid, group: Group) -> str:
 
 def _constants(grid: Grid, policy: str, cell: Group, settings: SearchSettings) -> Constants:
     hours = _measurable(lambda seed: prepared_hour(_validation(grid), replace(cell, seed=seed)), grid.seeds[:SEEDS])
-    if policy.endswith(BURST_SUFFIX) and hours[0].work.workload.host is not None:
-        raise EvaluationError(f"standbys are not simulated on one shared machine; leave {policy} out")
     return search_constants(policy, hours, settings.trials)
 
 
