@@ -36,9 +36,9 @@ def chosen(making: Making) -> Choice:
     _refuse_hpas_keys(making)
     burst = {key: value for key, value in making.whole_table().items() if key == BURST_TABLE}
     try:
-        table, planned_with = _staffing(making)
+        table, how = _staffing(making)
         policy, table = STAFFING, {**table, HPA_TABLE: dict(making.hpa_table()), **burst}
-        sentence = f"auto: {STAFFING}, planning with {planned_with}"
+        sentence = f"auto: {STAFFING}, {how}"
     except UnfitError as reason:
         policy, table = HPA, {**making.hpa_table(), **burst}
         sentence = f"auto: {HPA}, because {reason}"
@@ -48,7 +48,7 @@ def chosen(making: Making) -> Choice:
 
 
 def _staffing(making: Making) -> tuple[Mapping[str, Any], str]:
-    """The rule's settings with what it plans with filled in, and a name for that. Raises UnfitError."""
+    """The rule's settings with what it plans with filled in, and how it goes about it. Raises UnfitError."""
     if making.topology.generates:
         raise UnfitError("on a pipeline that generates text nothing measured is better")
     if making.settings.slo_s is None:

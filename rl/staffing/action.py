@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from autoscaler.capacity import replica_needs
 from autoscaler.contract import Burst, Configuration, Observation, Resources
 from evaluation.bound.last_window import LastWindowPolicy, LastWindowSettings, Plan
+from evaluation.bound.loads import load_of
 from platform_words.bursts import MAX_STANDBYS
 from rl.agent.contract import Floats32
 from rl.staffing.checks import NONE, Correction
@@ -95,11 +96,12 @@ class Depth:
 
 
 class Staffing:
-    """From actions of all experts to the configurations that are asked for, within the cluster."""
+    """From actions of all experts to the configurations that are asked for, within the cluster. Not ``planned``:
+    replicas keep the size that they are deployed with, and nothing goes by the workload's call times."""
 
-    def __init__(self, workload: Workload) -> None:
-        self._planner = LastWindowPolicy(workload, LastWindowSettings())
-        experts = workload.experts
+    def __init__(self, workload: Workload, planned: bool = True) -> None:
+        self._planner = LastWindowPolicy(workload, LastWindowSettings()) if planned else None
+        self._experts = experts = workload.experts
         self._place = {node.id: place for place, node in enumerate(experts)}
         self._functions = [node.function for node in experts]
         self._slo_s = workload.slo_s
@@ -129,10 +131,13 @@ class Staffing:
         values = {axis.name: axis.value(actions[:, place]) for place, axis in enumerate(AXES)}
         load = values["load"]
         budget = float(values["budget"].mean())
-        plan = self._planner.plan(
-            observation, budget, lambda node: float(load[self._place[node]]), room, LEAST, correction.times,
-            partial(correction.most_s, self._slo_s),
-        )  # fmt: skip
+        if self._planner is None:
+            plan = self._of_sizes_there(observation)
+        else:
+            plan = self._planner.plan(
+                observation, budget, lambda node: float(load[self._place[node]]), room, LEAST, correction.times,
+                partial(correction.most_s, self._slo_s),
+            )  # fmt: skip
         if not plan.desired:
             return plan
         planned = [plan.desired[function] for function in self._functions]
@@ -150,6 +155,18 @@ class Staffing:
             for place, (function, configuration) in enumerate(zip(self._functions, planned, strict=True))
         }
         return replace(plan, desired=desired)
+
+    def _of_sizes_there(self, observation: Observation) -> Plan:
+        """A replica of each expert as it is, those with a GPU share as many as there are; none where an expert's load
+        is not known."""
+        desired = {}
+        for node in self._experts:
+            one = observation.node(node.id)
+            if one is None or one.configuration is None or load_of(one) is None:
+                return Plan(tuple(self._functions), {}, f"no data: the load of {node.id} is not known")
+            now = replace(one.configuration, burst=None)
+            desired[node.function] = now if now.gpu_share else now.with_replicas(1)
+        return Plan(tuple(self._functions), desired, "replicas of the size that is deployed")
 
 
 def one_at_a_time(configuration: Configuration, fewest_calls: int = 1) -> Configuration:

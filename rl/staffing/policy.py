@@ -17,8 +17,8 @@ from autoscaler.contract import Burst, Configuration, Memory, Observation, Polic
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making
 from autoscaler.prices import money
+from evaluation.bound.last_window import MEAN_TOKENS, Plan, pass_slo_s, workload_of
 from evaluation.bound.last_window import MakingSettings as PlannerSettings
-from evaluation.bound.last_window import Plan, pass_slo_s, workload_of
 from platform_words.bursts import MAX_STANDBYS
 from rl.agent.contract import Batch
 from rl.agent.doubts import RANGES, Doubts
@@ -34,7 +34,9 @@ from rl.staffing.networks import StaffingActor
 from rl.staffing.work import Work
 from simulation.arrays import Floats
 from simulation.engine.bursts import DEFAULT_BURSTS
-from simulation.workloads.workload import Workload
+from simulation.latency.roofline import Roofline
+from simulation.workloads.paper import LIFECYCLE
+from simulation.workloads.workload import TokenLengths, Workload, pipeline_workload
 
 REACH = 2.0
 """Times the last window's work that replicas which run and which wait are there for together: load that doubles from
@@ -69,11 +71,12 @@ class StaffingRule:
         values: Mapping[str, float],
         segment_standbys: int = 0,
         following: Collection[str] = (),
+        planned: bool = True,
     ) -> None:
         """``values``: by :data:`rl.staffing.action.NAMES`. ``segment_standbys``: of every segment, where calls are of
         functions that run; 0 leaves segments to another policy. ``following``: names of numbers that
-        :class:`rl.staffing.margin.Margin` sets there, whatever ``values`` has."""
-        self._workload, self._staffing, self.encoder = workload, Staffing(workload), encoder
+        :class:`rl.staffing.margin.Margin` sets there, whatever ``values`` has. ``planned``: as of :class:`Staffing`."""
+        self._workload, self._staffing, self.encoder = workload, Staffing(workload, planned), encoder
         self._by_cpu = workload.measured and not workload.topology.generates
         """Standbys open by the CPU time of a token. What is modelled has no quota, and takes the same either way."""
         self._values, self._load, self._following = values, values["load"], frozenset(following)
@@ -230,6 +233,9 @@ class RuleSettings(PlannerSettings):
     """Keys of the rule's file: the planner's latency model, and the eight numbers."""
 
     title = "staffing"
+    plan: bool = True
+    """Plan sizes of replicas by call times. False: they stay as deployed, and their number goes by CPU time, which
+    takes neither profile nor workload."""
     load: Positive = 0.5
     """Times its calls in the last window that replicas always run for."""
     standbys: NotNegative | None = None
@@ -278,7 +284,7 @@ class LearntSettings(PlannerSettings):
 def make_rule(making: Making) -> Policy:
     """For ``--policy rl.staffing.policy:make_rule``; settings in ``--policy-settings FILE``. Raises SettingsError."""
     settings = making.settings_as(RuleSettings)
-    return rule_for(making, settings, workload_of(making, settings))
+    return rule_for(making, settings, workload_of(making, settings) if settings.plan else _unprofiled(making))
 
 
 def rule_for(making: Making, settings: RuleSettings, workload: Workload) -> StaffingRule:
@@ -286,7 +292,20 @@ def rule_for(making: Making, settings: RuleSettings, workload: Workload) -> Staf
     values = settings.values(workload.measured)
     segments = settings.segment_standbys if values["standbys"] and "segment" in making.kinds else 0
     following = Margin().numbers.keys() - settings.given.keys()
-    return StaffingRule(workload, _encoder(making, workload), values, segments, following)
+    return StaffingRule(workload, _encoder(making, workload), values, segments, following, settings.plan)
+
+
+def _unprofiled(making: Making) -> Workload:
+    """The pipeline as functions that run and whose call times nobody asks for: the model's stand in. Raises
+    SettingsError."""
+    settings = making.settings
+    if making.topology.generates or settings.slo_s is None:
+        raise SettingsError("staffing: plan is false, which takes --slo-ms and a pipeline that generates no text")
+    tokens = TokenLengths.fixed(MEAN_TOKENS)
+    workload = pipeline_workload(
+        settings.manifest_dir, Roofline(), LIFECYCLE, slo_s=settings.slo_s, tokens=tokens, prices=making.prices
+    )
+    return replace(workload, space=making.limits.space, alpha=making.limits.alpha)
 
 
 def make(making: Making) -> Policy:

@@ -109,17 +109,27 @@ def test_where_the_rule_does_not_fit_hpa_runs_and_the_reason_is_stated(
 
 @pytest.mark.usefixtures("elsewhere")
 def test_a_profile_of_another_machine_is_planned_with_only_where_it_is_meant(minilm_pipeline: Path) -> None:
-    assert by_hpa(chosen(making(minilm_pipeline)), "there is no profile of minilm on this machine; `smoe lab profile")
     named = {"profile": str(PROFILE)}
     assert by_hpa(chosen(making(minilm_pipeline, policy_settings=named)), "was measured on another machine: cpu_model")
     meant = chosen(making(minilm_pipeline, policy_settings={**named, "other_machine": True}))
     assert meant.sentence == f"auto: staffing, planning with {PROFILE}"
 
 
+@pytest.mark.usefixtures("elsewhere")
+def test_without_a_profile_of_this_machine_replicas_keep_their_size(minilm_pipeline: Path) -> None:
+    made = chosen(making(minilm_pipeline))
+    assert made.sentence.startswith(f"auto: staffing, {fit.AS_DEPLOYED}, as there is no profile of minilm")
+    assert "`smoe lab profile minilm --out FILE` measures one" in made.sentence
+    assert made.making.settings.policy_settings == {"plan": False, "hpa": {}}
+    assert make_policy(made.making).name == "staffing"
+    asked = chosen(making(minilm_pipeline, policy_settings={"plan": False}, platform="kubernetes"))
+    assert asked.sentence == f"auto: staffing, {fit.AS_DEPLOYED}, as its settings ask for"
+
+
 @pytest.mark.usefixtures("there")
 def test_modelled_call_times_are_planned_with_only_where_they_are_named(tmp_path: Path) -> None:
     tiny = write_pipeline(tmp_path / "tiny")
-    assert by_hpa(chosen(making(tiny)), "there is no profile of tiny")
+    assert "there is no profile of tiny" in chosen(making(tiny)).sentence
     assert by_hpa(
         chosen(making(tiny, policy_settings={"profile": str(PROFILE)})), "of pipeline 'minilm', not of 'tiny'"
     )
@@ -163,7 +173,7 @@ def test_wrong_settings_are_refused_and_not_fallen_back_from(
 def test_hpas_settings_stand_in_their_table_with_either(tmp_path: Path) -> None:
     folder = write_pipeline(tmp_path / "tiny")
     table = {"spare": 0.5, "hpa": {"cpu_target": 0.3}, "burst": {"standbys": 2}}
-    made = chosen(making(folder, policy_settings=table)).making
+    made = chosen(making(folder, policy_settings=table, slo_s=None)).making
     assert made.settings.policy_settings == {"cpu_target": 0.3, "burst": {"standbys": 2}}
     assert make_policy(made).name == "hpa"
 

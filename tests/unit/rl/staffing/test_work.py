@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from autoscaler.capacity import total_needs
@@ -161,3 +162,28 @@ def test_what_the_work_asks_for_stays_within_the_cluster() -> None:
             assert 0 < sum(counts[1]) < sum(one.standbys for one in free)
         else:
             assert walled == free
+
+
+@pytest.mark.parametrize("busy", [0.2, 3.4])
+def test_without_a_plan_replicas_keep_their_size_and_go_by_cpu_time(busy: float) -> None:
+    """A GPU share stays as it is: its time is not the CPU's."""
+    env = StaffingEnv(episodes())
+    env.reset()
+    workload, view = replace(env.episode.workload, measured=True), env.episode.observation
+    sizes = [Configuration(777, 3.0, 0.0, 5, 2), Configuration(512, 0.0, 0.3, 4, 2)]
+    experts = [one.node for one in view.nodes if one.kind == "expert"]
+    nodes = tuple(
+        one._replace(configuration=sizes[one.node == experts[0]], cpu_utilisation=busy / 50, measured_replicas=50)
+        if one.node in experts
+        else one
+        for one in view.nodes
+    )
+    rule = StaffingRule(workload, encoder_of(workload), VALUES, planned=False)
+    desired = rule.propose(replace(view, nodes=nodes), view.end_s, None).desired
+    orders = [desired[one.function] for one in workload.experts]
+    assert orders[0].gpu_share == 0.3 and orders[0].replicas == 4
+    assert {(one.memory_mb, one.cpu_cores, one.concurrency) for one in orders[1:]} == {(777, 3.0, 2)}
+    running = int(np.ceil(VALUES["load"] * busy))
+    assert {one.replicas for one in orders[1:]} == {max(1, running)}
+    unknown = (one._replace(tokens_per_s=None, requests_per_s=None) if one.node == experts[3] else one for one in nodes)
+    assert not rule.propose(replace(view, nodes=tuple(unknown)), view.end_s, None).desired
