@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 
 from autoscaler.capacity import load_capacity
-from autoscaler.choice import chosen
+from autoscaler.choice import Choice, chosen
 from autoscaler.contract import MetricsSource, Platform, Policy, Topology
 from autoscaler.decision.limits import LimitSettings
 from autoscaler.logger import FunctionLogger
@@ -73,9 +73,12 @@ def build_controller(settings: ControllerSettings, platform: Platform | None = N
     return controller, window_s
 
 
-def check_policy(settings: ControllerSettings) -> None:
-    """Make the policy and leave it: raises what :func:`build_controller` would, before anything has been started."""
-    make_policy(chosen(_making(settings)).making)
+def check_policy(settings: ControllerSettings) -> Choice:
+    """Make the policy and leave it: raises what :func:`build_controller` would, before anything has been started.
+    Returns what ``auto`` stands for, or the policy as it is named."""
+    choice = chosen(_making(settings))
+    make_policy(choice.making)
+    return choice
 
 
 def _making(settings: ControllerSettings) -> Making:

@@ -40,6 +40,7 @@ def policy_part(
     interval_s: float,
     slo_s: float,
     max_replicas: int,
+    cpu_scale: float | None = None,
     gateway_url: str = "http://127.0.0.1:8080",
 ) -> ControllerSettings:
     """The controller's settings as far as a policy hangs on them: with another gateway they are the same policy's."""
@@ -54,6 +55,7 @@ def policy_part(
         window_s=interval_s,
         slo_s=slo_s,
         max_replicas=max_replicas,
+        cpu_scale=cpu_scale,
     )
 
 

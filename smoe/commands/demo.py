@@ -70,8 +70,9 @@ class RunSettings(Checked):
     data: Annotated[Path | None, Flag(hidden=True)]
     out: Path = Path("out")
     """Folder of the report, its numbers and logs."""
-    policy: Literal["staffing", "hpa", "smoe", "static"] = "hpa"
-    """hpa: replicas of each function by CPU and calls in flight; smoe: the learnt policy sizes experts."""
+    policy: Literal["auto", "staffing", "hpa", "smoe", "static"] = "auto"
+    """auto: staffing, where it fits, by what prompts take, with standbys for bursts; hpa: replicas of each function by
+    CPU and calls in flight; smoe: the learnt policy sizes experts."""
     plan: Annotated[Path | None, Flag(file=True)] = None
     """static: stored configurations (docs/policies.md) that it holds."""
     profile: Annotated[Path | None, Flag(file=True)] = None
@@ -108,7 +109,7 @@ class RunSettings(Checked):
     def rules(self) -> Iterable[Rule]:
         return (
             ("plan", self.plan is None or self.policy == "static", "for --policy static"),
-            ("profile", self.profile is None or self.plans, "for --policy staffing"),
+            ("profile", self.profile is None or self.policy in ("auto", "staffing"), "for --policy staffing"),
             ("policy_file", self.policy_file is None or self.policy != "static", "not for --policy static"),
         )
 
@@ -161,7 +162,7 @@ def _run(settings: RunSettings) -> None:
     hour, chosen = _hour(settings), _prompts(settings)
     gateway = lifecycle.GatewaySettings(settings.state, port=0, metrics_port=0, cpu_scale=settings.cpu_scale)
     directory, manifest = ensure_pipeline(settings.pipeline, gateway.pipelines)
-    _check_policy(settings, directory)
+    policy, table = _check_policy(settings, directory, console)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     begun_s = time.monotonic()
     process = lifecycle.start_gateway(gateway, detach=False)
@@ -179,21 +180,21 @@ def _run(settings: RunSettings) -> None:
         trace = in_length_and_rate(hour, settings.seconds, mean_rps, settings.seed)
         texts = chosen.choose(trace.requests, settings.seed)
         slo_s = settings.slo_ms / 1000 if settings.slo_ms else default_slo_s(settings, manifest, directory, texts)
-        console.print(_plan_line(settings, trace, chosen.source, slo_s, parity))
+        console.print(_plan_line(settings, policy, trace, chosen.source, slo_s, parity))
         scaled = ScaledReplay(
-            manifest.name, directory, settings.state, settings.out, trace, texts, slo_s, settings.policy,
-            settings.policy_settings, settings.interval_s, settings.max_replicas, settings.seed, plan=settings.plan,
+            manifest.name, directory, settings.state, settings.out, trace, texts, slo_s, policy,
+            table, settings.interval_s, settings.max_replicas, settings.seed, plan=settings.plan,
         )  # fmt: skip
         with _metrics(settings, client.url, console) as prometheus_url:
             scaled = replace(scaled, prometheus_url=prometheus_url)
-            compared = settings.baseline and settings.policy != "static"
+            compared = settings.baseline and policy != "static"
             baseline = measure_baseline(scaled, client, console) if compared else None
-            console.print(f"the same prompts, scaled by [bold]{settings.policy}[/]:")
+            console.print(f"the same prompts, scaled by [bold]{policy}[/]:")
             since_s = time.time()
             result = scaled.run(client, console)
     finally:
         lifecycle.stop_process(process)
-    paths = _report(settings, manifest, trace, chosen.source, result, slo_s, since_s, parity, baseline)
+    paths = _report(settings, policy, manifest, trace, chosen.source, result, slo_s, since_s, parity, baseline)
     for line in (*closing(paths.numbers, slo_s), f"report      {paths.html} (numbers: {paths.json})"):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
     if settings.fail_on_miss and not kept(paths.numbers, slo_s):
@@ -253,19 +254,24 @@ def _check_out(out: Path) -> None:
             raise SmoeError(f"--out {out}: {folder} is a file; a folder is needed there")
 
 
-def _check_policy(settings: RunSettings, directory: Path) -> None:
-    """Raises SmoeError for what the policy cannot use, before a minute is spent on bringing the pipeline up."""
+def _check_policy(settings: RunSettings, directory: Path, console: Console) -> tuple[str, dict[str, Any]]:
+    """The policy that runs, and its settings; where it was to be chosen, the reason is shown. Raises SmoeError for what
+    it cannot use, before a minute is spent on bringing the pipeline up."""
     try:
-        check_policy(
+        choice = check_policy(
             policy_part(
                 directory, policy=settings.policy, policy_settings=settings.policy_settings, plan=settings.plan,
                 interval_s=settings.interval_s, slo_s=(settings.slo_ms or 1000.0) / 1000,
-                max_replicas=settings.max_replicas,
+                max_replicas=settings.max_replicas, cpu_scale=settings.cpu_scale,
             )
         )  # fmt: skip
     except SettingsError as error:
         hint = "; `smoe lab profile PIPELINE --out FILE` measures one for --profile" if settings.plans else ""
         raise SmoeError(f"--policy {settings.policy}: {error}{hint}") from error
+    if not choice.sentence:
+        return settings.policy, settings.policy_settings
+    console.print(choice.sentence, markup=False)
+    return choice.making.settings.policy, dict(choice.making.whole_table())
 
 
 def overload_of(
@@ -309,6 +315,7 @@ def _deploy(client: GatewayClient, manifest: Manifest, settings: RunSettings, co
 
 def _report(
     settings: RunSettings,
+    policy: str,
     manifest: Manifest,
     trace: Trace,
     source: str,
@@ -321,7 +328,7 @@ def _report(
     shown = {key: str(value) if isinstance(value, Path) else value for key, value in vars(settings).items()}
     meta = {
         "pipeline": manifest.name,
-        "policy": settings.policy,
+        "policy": policy,
         "planned": trace.requests,
         "trace": describe(trace),
         "texts": source,
@@ -349,7 +356,7 @@ def _parity_line(parity: Parity) -> str:
     )
 
 
-def _plan_line(settings: RunSettings, trace: Trace, source: str, slo_s: float, parity: Parity) -> str:
+def _plan_line(settings: RunSettings, policy: str, trace: Trace, source: str, slo_s: float, parity: Parity) -> str:
     of_prompt, of_whole = slo_s / parity.unloaded_p50_s, slo_s / parity.whole_p50_s
     slow = ""
     if parity.unloaded_p50_s > SLOW * slo_s:
@@ -358,5 +365,5 @@ def _plan_line(settings: RunSettings, trace: Trace, source: str, slo_s: float, p
         f"replaying {trace.requests} prompts ({source}) at the arrivals of {trace.source}, "
         f"CV {trace.iat_cv:.1f}, in {settings.seconds:.0f} s; SLO: P95 within {slo_s * 1000:.0f} ms{slow}, "
         f"{of_prompt:.3g} times a warm prompt through the functions, {of_whole:.3g} times the whole model's; policy "
-        f"{settings.policy}, a decision every {settings.interval_s:g} s"
+        f"{policy}, a decision every {settings.interval_s:g} s"
     )
