@@ -32,7 +32,7 @@ ELSEWHERE = {
 """Policies with a name of their own that are loaded when one is chosen."""
 SHORT_NAMES = (*POLICY_NAMES, *ELSEWHERE)
 AUTO = "auto"
-"""staffing where it is planned with what was measured here, else hpa: :mod:`autoscaler.choice`."""
+"""staffing where it fits, else hpa: :mod:`autoscaler.choice`."""
 PLAN_NAMES = ("serverlessmoe", "constant", "constant-per-layer", "constant-per-expert")
 """Policies that hold a stored plan and nothing else."""
 GUARDED = ("smoe", "faasconf", "staffing", "staffing-learnt")
@@ -70,7 +70,7 @@ class ControllerSettings(Checked):
     max_functions: FromZero = 0
     """As given to `smoe up` or `smoe pipeline deploy`; 0 = one node a function."""
     policy: Annotated[str, Flag(metavar="NAME")] = AUTO
-    """auto (staffing with --slo-ms and a profile that fits, else hpa), static, hpa, tuned-hpa, openfaas, kpa, keda,
+    """auto (staffing with --slo-ms where it fits, else hpa), static, hpa, tuned-hpa, openfaas, kpa, keda,
     apa, slo-aware, elasticmoe, serverlessmoe, smoe, last-window, faasconf, janus, staffing,
     staffing-learnt, MODULE:MAKER or FILE.py:MAKER (docs/own-policy.md)."""
     policy_settings: Annotated[Path | Mapping[str, Any] | None, Flag(file=True)] = None

@@ -2,7 +2,7 @@
 
 How long requests may wait for a replica cannot be planned there: λ may be little above a pass's time or thirty times
 it, and a quota stretches both. So the rule starts in the middle, gives the margin up step by step while P95 keeps λ,
-and takes two steps back where it does not.
+and takes steps back where it does not.
 """
 
 from __future__ import annotations
@@ -29,17 +29,20 @@ look-backs follow chance less and the load later, and a request waits meanwhile.
 are late: calls that wait are computed as one product, so the work that CPU time shows is less than what it takes to
 let none wait."""
 LATE, BACK = 0.9, 2
-"""P95 over λ of a window up to which it counts as one that keeps λ; steps that the margin grows by over λ."""
+"""P95 over λ of a window up to which it counts as one that keeps λ; steps that the margin grows by in a window over λ
+after another one. One alone may be chance: P95 of a few requests is the slowest, and known by a histogram's buckets."""
 WINDOWS = 30
 """That keep λ one after the other, until the margin is a step smaller."""
 
 
 @dataclass(frozen=True)
 class Margin:
-    """``size``: steps, from 0 to :data:`STEPS`; ``kept``: windows since the last step that kept λ."""
+    """``size``: steps, from 0 to :data:`STEPS`; ``kept``: windows since the last step that kept λ; ``over``: whether
+    the last one was over it."""
 
     size: int = START
     kept: int = 0
+    over: bool = False
 
     def after(self, observation: Observation, slo_s: float) -> Margin:
         """With a window more; one in which nothing was answered counts as none."""
@@ -47,7 +50,8 @@ class Margin:
             return self
         now = observation.latency_p95_s / slo_s
         if now > LATE:
-            return Margin(min(self.size + BACK, STEPS) if now > 1.0 else self.size)
+            size = self.size + BACK if self.over and now > 1.0 else self.size
+            return Margin(min(size, STEPS), over=now > 1.0)
         if self.kept + 1 < WINDOWS:
             return Margin(self.size, self.kept + 1)
         return Margin(max(self.size - 1, 0))

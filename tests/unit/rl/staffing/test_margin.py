@@ -43,9 +43,11 @@ def test_a_window_close_to_the_slo_keeps_it_for_as_many_again() -> None:
 
 
 @pytest.mark.parametrize(("times", "steps"), [(0.9, 0), (1.0, 0), (1.01, BACK), (50.0, BACK)])
-def test_it_grows_by_two_steps_over_the_slo_up_to_all_of_it(times: float, steps: int) -> None:
-    assert after([times], Margin(1)).size == 1 + steps
-    assert after([times], Margin(STEPS - 1)).size == STEPS - 1 + bool(steps)
+def test_it_grows_by_two_steps_in_the_second_window_over_the_slo(times: float, steps: int) -> None:
+    assert after([times], Margin(1)).size == 1
+    assert after([times, times], Margin(1)).size == 1 + steps
+    assert after([times, times], Margin(STEPS - 1)).size == STEPS - 1 + bool(steps)
+    assert after([times, 0.5, times, 0.5, times], Margin(1)).size == 1
 
 
 def test_windows_without_answers_and_stale_ones_say_nothing() -> None:
