@@ -97,12 +97,15 @@ class StaffingRule:
         if remembered is None:
             return replace(answer, memory=correction)
         work, segments = remembered.work, self._staffed_segments(observation, remembered.work, values)
-        reasons = {name: _staffing_words(one) for name, one in segments.items()}
+        reasons = {name: _staffing_words(one, work.busy(name, observation)) for name, one in segments.items()}
         if not answer.desired:  # nobody else takes them for a window
             reasons = dict.fromkeys(segments, "no data: the load of an expert is not known")
             return replace(answer, reasons={**answer.reasons, **reasons}, memory=remembered)
         desired = {**answer.desired, **segments}
-        reasons |= {name: f"{_staffing_words(one)}: {answer.reasons[name]}" for name, one in answer.desired.items()}
+        reasons |= {
+            name: f"{_staffing_words(one, work.busy(name, observation))} ({answer.reasons[name]})"
+            for name, one in answer.desired.items()
+        }
         stated = {name: _stating(one, work.token_s.get(name)) for name, one in desired.items()}
         return replace(answer, desired=stated, reasons={**answer.reasons, **reasons}, memory=remembered)
 
@@ -177,8 +180,9 @@ class LearntStaffingPolicy:
         return replace(answer, doubt=self._doubts.sentence(state, observation))
 
 
-def _staffing_words(configuration: Configuration) -> str:
-    return f"{configuration.replicas} always run, {configuration.standbys} wait"
+def _staffing_words(configuration: Configuration, busy: float) -> str:
+    """``busy``: replicas that the window's work is for."""
+    return f"work for {busy:.2g} replicas: {configuration.replicas} always run, {configuration.standbys} wait"
 
 
 def _stating(configuration: Configuration, token_s: float | None) -> Configuration:
