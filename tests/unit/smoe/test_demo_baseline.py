@@ -71,7 +71,9 @@ def test_a_run_that_misses_the_slo_or_answers_nothing_fails_where_that_is_asked_
         pytest.param(["--out", "FILE/out"], "FILE is a file", id="a report's folder in a file"),
         pytest.param(["--out", "."], "log is a file", id="a log that is a file"),
         pytest.param(["--plan", "FILE"], "for --policy static", id="a plan that nobody holds"),
-        pytest.param(["--policy", "hpa", "--profile", "FILE"], "for --policy", id="a profile that nobody plans with"),
+        pytest.param(
+            ["--policy", "hpa", "--profile", "FILE"], "for --policy staffing", id="a profile that nobody plans with"
+        ),
         pytest.param(["--policy", "static", "--plan", "FILE"], "cannot be read", id="a plan that is none"),
         pytest.param(["--policy", "staffing", "--profile", "FILE"], "--profile", id="a profile that is none"),
         pytest.param(["--policy-settings", "FILE"], "policy settings FILE cannot be read", id="settings that are none"),
