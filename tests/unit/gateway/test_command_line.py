@@ -104,7 +104,7 @@ def test_a_running_gateway_leaves_its_addresses_in_its_state_folder_until_it_end
             assert gateway.poll() is None
             time.sleep(0.02)
         stored = read_gateway(tmp_path)
-        assert stored["pid"] == gateway.pid and {"url", "metrics_url", "pid"} == set(stored)
+        assert stored["pid"] == gateway.pid and {"url", "metrics_url", "pid", "cpu_scale"} == set(stored)
         assert requests.get(stored["url"] + "/healthz", timeout=100).status_code == 200
         assert "gateway_" in requests.get(stored["metrics_url"], timeout=100).text
     finally:
