@@ -3,7 +3,8 @@
 The default pipeline on the embedded gateway under real limits. Poisson arrivals step between a low rate and eight times
 as many (``benchmarks.harness.stepped_load``), the same prompts for every policy, in turns, several repeats; another
 policy begins each repeat. Every run starts from the steady optimum: the fewest replicas of one core, the same for every
-expert, with which the simulation keeps the SLO; ``static`` stays there. Policies scale experts and are billed for them;
+expert, with which the simulation keeps the SLO; ``static`` stays there, ``static-N`` has N of every expert and
+``static-by-load-N`` N of the busiest, of the others by their tokens. Policies scale experts and are billed for them;
 segments have what keeps them from being the bottleneck. The SLO is a multiple of a pass's known work
 (``smoe.slo``). Where one replica of each expert would keep it no policy can be distinguished, and the benchmark stops
 with a sentence.
@@ -53,6 +54,8 @@ MOST_REPLICAS = 8
 PERIOD_S, SETTLED_S = 120.0, 30.0
 MAX_WORDS = 24
 INGRESS_CONCURRENCY = 512
+MOST_FAILED = 0.05
+"""Part of the requests: P95 is of those that were answered."""
 SUMMED = ("p95_over_slo", "violations", "provisioned", "steady", "transient", "busy")
 """Fields of an outcome that get an interval over the repeats."""
 
@@ -74,13 +77,18 @@ class Setting:
     data: Path | None
     seed: int
 
+    @property
+    def met(self) -> dict[str, float]:
+        """What a policy's result depends on, apart from the machine and its profile."""
+        return {name: value for name, value in asdict(self).items() if name not in ("profile", "data")}
+
 
 def run_all(
     policies: Sequence[str], repeats: int, setting: Setting, kept: Path | None, show: Callable[[str, float], object]
 ) -> tuple[list[dict[str, Any]], Run, int]:
     """(cells, what all met, replicas at the start). Policies take turns within each repeat, in an order that
     :func:`turns` gives. ``kept``: a file with a line for each cell; those that it has are not measured again."""
-    cells = [json.loads(line) for line in kept.read_text().splitlines()] if kept is not None and kept.exists() else []
+    cells = recorded(kept, policies, repeats, setting) if kept is not None and kept.exists() else []
     done = {(cell["policy"], cell["repeat"]) for cell in cells}
     with tempfile.TemporaryDirectory(prefix="smoe-closed-loop-") as name:
         full = 1 / setting.cpu_scale
@@ -108,11 +116,24 @@ def run_all(
                     real, real_sent_s, _ = measured(run, one, directory, served.client, password)
                     model = simulated(run, one, directory, workload, real_sent_s, counts, run.seed + repeat)
                     cell = {"policy": policy, "repeat": repeat, "measured": asdict(real), "simulated": asdict(model)}
+                    cell["setting"] = setting.met
                     cells.append(cell)
                     if kept is not None:
                         with kept.open("a") as file:
                             file.write(json.dumps(cell) + "\n")
     return cells, run, replicas
+
+
+def recorded(kept: Path, policies: Sequence[str], repeats: int, setting: Setting) -> list[dict[str, Any]]:
+    """Cells of the file that are asked for. Raises ClickException where some were measured under another setting."""
+    cells = [json.loads(line) for line in kept.read_text().splitlines()]
+    for cell in cells:
+        if cell.get("setting") != setting.met:
+            raise click.ClickException(
+                f"{kept}: {cell['policy']}, repeat {cell['repeat'] + 1}, met {cell.get('setting')}; asked for is "
+                f"{setting.met}: take another --record"
+            )
+    return [cell for cell in cells if cell["policy"] in policies and cell["repeat"] < repeats]
 
 
 def prepare(directory: Path, manifest: Manifest, setting: Setting) -> tuple[Run, np.ndarray]:
@@ -121,12 +142,12 @@ def prepare(directory: Path, manifest: Manifest, setting: Setting) -> tuple[Run,
     trace = stepped(setting.seconds, setting.mean_rps, PERIOD_S, setting.seed)
     texts = tuple(chosen.choose(trace.requests, setting.seed))
     counts = routing_of(WholeModel(directory), texts)
-    tokens = float(counts[0].mean())
+    tokens, load = float(counts[0].mean()), counts[1:].sum(axis=1)
     slo_s = setting.slo_factor * known_pass_s(manifest, tokens, SEGMENT_CORES, setting.cpu_scale)
     profile = setting.profile or fitting(directory, this_machine())
     run = Run(
         trace, texts, round(tokens), slo_s, setting.window_s, setting.cpu_scale, profile, setting.seed, PERIOD_S,
-        SETTLED_S,
+        SETTLED_S, load=tuple(load / load.max()),
     )  # fmt: skip
     return run, counts
 
@@ -165,12 +186,13 @@ def steady_replicas(p95_over_slo: Callable[[int], float], slo_s: float) -> int:
 
 
 def cheapest(cells: Sequence[Mapping[str, Any]]) -> str | None:
-    """The policy of the least median cost among those whose P95 is within the SLO in the median of their repeats; None
-    where none is."""
+    """The policy of the least median cost among those whose P95 is within the SLO in the median of their repeats and
+    of whose requests no more failed than may be slower; None where none is."""
     costs = {}
     for policy in dict.fromkeys(cell["policy"] for cell in cells):
         runs = [cell["measured"] for cell in cells if cell["policy"] == policy]
-        if statistics.median(run["p95_over_slo"] for run in runs) <= 1:
+        failed = sum(run["failed"] for run in runs) / sum(run["failed"] + run["answered"] for run in runs)
+        if failed <= MOST_FAILED and statistics.median(run["p95_over_slo"] for run in runs) <= 1:
             costs[policy] = statistics.median(run["provisioned"] for run in runs)
     return min(costs, key=costs.__getitem__, default=None)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,19 +18,26 @@ START = Configuration(memory_mb=256, cpu_cores=1.0, gpu_share=0.0, replicas=1, c
 
 @dataclass(frozen=True)
 class Contender:
-    """A policy, its settings, and the replicas of every expert at first."""
+    """A policy, its settings, and the replicas of every expert at first: with ``by_load`` of the busiest one, and of
+    the others so many that none of their replicas has more tokens than its."""
 
     policy: str
     replicas: int
     table: Mapping[str, Any]
+    by_load: bool = False
+
+    def start(self, load: Sequence[float]) -> list[int]:
+        """Replicas of the experts at first. ``load``: tokens of each over those of the busiest one."""
+        return [max(1, math.ceil(self.replicas * one)) if self.by_load else self.replicas for one in load]
 
 
 def contender(name: str, window_s: float, replicas: int) -> Contender:
-    """The policy ``name`` (``docs/policies.md``), or ``static-N``: N replicas of every expert and no change.
-    ``replicas``: what others start with."""
-    constant = name.removeprefix("static-")
-    if constant.isdigit():
-        return Contender("static", int(constant), {})
+    """The policy ``name`` (``docs/policies.md``), or a constant: ``static-N``, N replicas of every expert, or
+    ``static-by-load-N``, a constant for each expert by what it has to do, in hindsight. ``replicas``: what others start
+    with."""
+    constant = re.fullmatch(r"static(-by-load)?(?:-([1-9]\d*))?", name)
+    if constant is not None:
+        return Contender("static", int(constant[2] or replicas), {}, by_load=constant[1] is not None)
     f = window_s / PUBLISHED_TICK_S
     hpa = {"cpu_target": 0.5, "down_stabilisation_s": 300 * f, "period_s": 15 * f}
     tables: dict[str, dict[str, Any]] = {

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from autoscaler.build import build_controller
-from autoscaler.contract import Configuration, ConfigurationSpace, Cost, TickReport
+from autoscaler.contract import Configuration, ConfigurationSpace, Cost, TickReport, Topology
 from autoscaler.decision.limits import LimitSettings
 from autoscaler.platforms.openfaas import OpenFaasPlatform
 from autoscaler.policies import Making, make_policy
@@ -60,11 +60,22 @@ class Run:
     """Time between two steps up of the load."""
     settled_s: float
     """After a step until the load and what policies made of it count as steady."""
+    load: tuple[float, ...] = ()
+    """Tokens of each expert over those of the busiest one; without any, all have the same."""
 
     @property
     def segment(self) -> Configuration:
         """Every segment's configuration."""
         return Configuration(1024, SEGMENT_CORES / self.cpu_scale, 0.0, 1, 10)
+
+    def start(
+        self, contender: Contender, topology: Topology, expert: Configuration = START
+    ) -> dict[str, Configuration]:
+        """Function → configuration before the first request, segments and experts."""
+        experts = [node.function for node in topology.nodes if node.kind == "expert"]
+        replicas = contender.start(self.load or (1.0,) * len(experts))
+        by_function = {name: replace(expert, replicas=count) for name, count in zip(experts, replicas, strict=True)}
+        return {node.function: by_function.get(node.function, self.segment) for node in topology.nodes[1:]}
 
 
 @dataclass(frozen=True)
@@ -116,8 +127,7 @@ def measured(
     settings = replace(settings_of(contender, run, directory), gateway_url=client.url, password=password)
     controller, window_s = build_controller(settings)
     topology = controller.topology
-    expert = replace(START, replicas=contender.replicas)
-    start = {node.function: expert if node.kind == "expert" else run.segment for node in topology.nodes[1:]}
+    start = run.start(contender, topology)
     warm = {name: replace(one, cpu_cores=max(one.cpu_cores, 1 / run.cpu_scale)) for name, one in start.items()}
     platform = OpenFaasPlatform(client.url, topology.pipeline, (settings.user, password))
     settle(client, platform, warm)
@@ -154,7 +164,7 @@ def simulated(
     policy = make_policy(Making(settings, workload.topology, limits, workload.prices))
     order = np.argsort(sent_s, kind="stable")
     sent_s, counts = sent_s[order], counts[:, order]
-    initial = workload.initial(replace(start, replicas=contender.replicas))
+    initial = workload.initial(start) | run.start(contender, workload.topology, start)
     simulation = Simulation(workload, Requests(sent_s, counts, "prompts"), initial, seed=seed)
     until_s = float(np.ceil(run.trace.duration_s / run.window_s) * run.window_s)
     steps = simulate_policy(simulation, policy, limits, window_s=run.window_s, until_s=until_s)

@@ -2,13 +2,16 @@
 
 How long requests may wait for a replica cannot be planned there: λ may be little above a pass's time or thirty times
 it, and a quota stretches both. So the rule starts in the middle, gives the margin up step by step while P95 keeps λ,
-and takes steps back where it does not.
+and takes steps back where it does not. It learns this for each level of the load by itself: where two requests a second
+leave a replica idle, twenty keep three of them busy, and a margin that both share is too much for the one or too little
+for the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from math import log2
 
 import numpy as np
 
@@ -29,32 +32,83 @@ look-backs follow chance less and the load later, and a request waits meanwhile.
 are late: calls that wait are computed as one product, so the work that CPU time shows is less than what it takes to
 let none wait."""
 LATE, BACK = 0.9, 2
-"""P95 over λ of a window up to which it counts as one that keeps λ; steps that the margin grows by in a window over λ
-after another one. One alone may be chance: P95 of a few requests is the slowest, and known by a histogram's buckets."""
+"""P95 over λ of a window up to which it counts as one that keeps λ; steps that the margin grows by in the second window
+over λ in a row, and in the fourth. One alone may be chance: P95 of a few requests is the slowest, and known by a
+histogram's buckets."""
 WINDOWS = 30
-"""That keep λ one after the other, until the margin is a step smaller."""
+"""That keep λ, until the margin is a step smaller."""
+QUICK = 2.0
+"""Windows that one counts as whose P95 is half of λ or less; one at P95 counts as λ over it."""
+NEAR = 1
+"""Levels, each twice the tokens of the one below, that share what was too small: arrivals of a window vary by half."""
+AGAIN = 300.0
+"""Windows that keep λ, counted in the same way, until a size that was too small is tried again."""
+
+
+@dataclass(frozen=True)
+class Floor:
+    """What a level of the load is known to need."""
+
+    size: int = 0
+    kept: float = 0.0
+    """Windows that kept λ since it became that."""
+
+    def after(self, windows: float) -> Floor:
+        """With so many more windows that kept λ."""
+        kept = self.kept + windows
+        return Floor(self.size, kept) if kept < AGAIN else Floor(max(self.size - 1, 0))
 
 
 @dataclass(frozen=True)
 class Margin:
-    """``size``: steps, from 0 to :data:`STEPS`; ``kept``: windows since the last step that kept λ; ``over``: whether
-    the last one was over it."""
+    """Quick to give up what nobody needs, slow to try again what was too little at a level of the load."""
 
-    size: int = START
-    kept: int = 0
-    over: bool = False
+    common: int = START
+    """Size at levels where none is known to be too small, from 0 to :data:`STEPS`."""
+    kept: float = 0.0
+    """Windows that kept λ since it became that."""
+    floors: Mapping[int, Floor] = field(default_factory=dict)
+    """By level: the power of two that tokens a second are nearest to."""
+    level: int | None = None
+    """That of the last window that had tokens."""
+    over: int | None = None
+    """The level whose size was in force in the last window with answers, where that was over λ and nothing grew."""
 
     def after(self, observation: Observation, slo_s: float) -> Margin:
-        """With a window more; one in which nothing was answered counts as none."""
-        if observation.stale or observation.latency_p95_s is None:
+        """With a window more, which is due to the size that was in force: that of the level before it. One in which
+        nothing was answered counts as none."""
+        if observation.stale or observation.latency_p95_s is None or not observation.tokens_per_s:
             return self
+        level = round(log2(observation.tokens_per_s))
+        force = level if self.level is None else self.level
         now = observation.latency_p95_s / slo_s
-        if now > LATE:
-            size = self.size + BACK if self.over and now > 1.0 else self.size
-            return Margin(min(size, STEPS), over=now > 1.0)
-        if self.kept + 1 < WINDOWS:
-            return Margin(self.size, self.kept + 1)
-        return Margin(max(self.size - 1, 0))
+        if now <= LATE:
+            return replace(self._kept(force, 1 / max(now, 1 / QUICK)), level=level, over=None)
+        again = now > 1.0 and self.over is not None and abs(self.over - force) <= NEAR
+        floors = {**self.floors, **{near: Floor(self.floors[near].size) for near in self._near(force)}}
+        if again:
+            floors[force] = Floor(min(self.at(force) + BACK, STEPS))
+        return Margin(self.common, 0.0, floors, level, force if now > 1.0 and not again else None)
+
+    def _kept(self, force: int, windows: float) -> Margin:
+        """Also of the floors of neighbours, as the largest was in force; of the common size where it was."""
+        floors = {**self.floors, **{near: self.floors[near].after(windows) for near in self._near(force)}}
+        kept = self.kept + (windows if self.at(force) == self.common else 0.0)
+        if kept < WINDOWS:
+            return replace(self, kept=kept, floors=floors)
+        return replace(self, common=max(self.common - 1, 0), kept=0.0, floors=floors)
+
+    def _near(self, level: int) -> list[int]:
+        return [other for other in self.floors if abs(other - level) <= NEAR]
+
+    def at(self, level: int) -> int:
+        """Its size."""
+        return max([self.common, *(self.floors[near].size for near in self._near(level))])
+
+    @property
+    def size(self) -> int:
+        """That of the last window's level."""
+        return self.common if self.level is None else self.at(self.level)
 
     @property
     def numbers(self) -> dict[str, float]:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 import pytest
 
-from benchmarks.closed_loop.__main__ import cheapest, half_width, steady_replicas, summaries
-from benchmarks.closed_loop.contenders import turns
+from benchmarks.closed_loop.__main__ import Setting, cheapest, half_width, recorded, steady_replicas, summaries
+from benchmarks.closed_loop.contenders import contender, turns
 from benchmarks.closed_loop.runs import Outcome
 
+SETTING = Setting(600.0, 10.0, 0.01, 2.0, 1.7, None, None, 0)
 
-def cell(policy: str, over: float, cost: float) -> dict[str, Any]:
-    outcome = asdict(Outcome(10.0, 30.0, over, 0.0, cost, 1.0, None, cost, 100, 0, 5))
-    return {"policy": policy, "measured": outcome, "simulated": outcome | {"provisioned": 2 * cost}}
+
+def cell(policy: str, over: float, cost: float, failed: int = 0, repeat: int = 0) -> dict[str, Any]:
+    outcome = asdict(Outcome(10.0, 30.0, over, 0.0, cost, 1.0, None, cost, 100, failed, 5))
+    simulated = outcome | {"provisioned": 2 * cost}
+    return {"policy": policy, "repeat": repeat, "measured": outcome, "simulated": simulated, "setting": SETTING.met}
 
 
 @pytest.mark.parametrize(
@@ -27,16 +32,36 @@ def cell(policy: str, over: float, cost: float) -> dict[str, Any]:
         ([cell("smoe", 0.9, 2.0), cell("hpa", 1.1, 1.0)], "smoe"),
         ([cell("smoe", 1.1, 2.0), cell("smoe", 0.9, 2.0), cell("smoe", 0.9, 9.0), cell("hpa", 1.1, 1.0)], "smoe"),
         ([cell("smoe", 1.1, 1.0), cell("hpa", 1.2, 3.0)], None),
+        ([cell("smoe", 0.9, 1.0, failed=6), cell("hpa", 0.9, 3.0, failed=5)], "hpa"),
     ],
-    ids=["both within", "another", "one within", "median of its repeats", "none within"],
+    ids=["both within", "another", "one within", "median of its repeats", "none within", "too many failed"],
 )
 def test_the_cheapest_of_those_within_the_target_is_first(cells: list[dict[str, Any]], first: str | None) -> None:
     assert cheapest(cells) == first
 
 
+def test_a_record_goes_on_with_what_is_asked_for_and_only_under_its_own_setting(tmp_path: Path) -> None:
+    file = tmp_path / "cells.jsonl"
+    cells = [cell("hpa", 0.9, 1.0), cell("kpa", 0.9, 1.0), cell("hpa", 0.9, 1.0, repeat=2)]
+    file.write_text("".join(json.dumps(one) + "\n" for one in cells))
+    assert recorded(file, ("hpa", "static"), 2, SETTING) == cells[:1]
+    with pytest.raises(click.ClickException, match=r"hpa, repeat 1, met .*'slo_factor': 1\.7.*another --record"):
+        recorded(file, ("hpa",), 2, replace(SETTING, slo_factor=2.0))
+
+
 def test_each_policy_begins_a_repeat_in_its_turn() -> None:
     orders = [turns(("a", "b", "c"), repeat) for repeat in range(4)]
     assert orders == [("a", "b", "c"), ("b", "c", "a"), ("c", "a", "b"), ("a", "b", "c")]
+
+
+@pytest.mark.parametrize(
+    ("name", "replicas"),
+    [("hpa", [4, 4, 4]), ("static", [4, 4, 4]), ("static-3", [3, 3, 3]), ("static-by-load-3", [3, 2, 1])],
+)
+def test_constants_by_load_give_no_replica_more_tokens_than_the_busiest_expert_has(
+    name: str, replicas: list[int]
+) -> None:
+    assert contender(name, 2.0, 4).start((1.0, 0.4, 0.01)) == replicas
 
 
 def test_all_start_from_the_fewest_replicas_that_keep_the_target() -> None:

@@ -8,11 +8,13 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from autoscaler.contract import Burst, Observation
 from rl.staffing.env import StaffingEnv
 from rl.staffing.hours import encoder_of
-from rl.staffing.margin import BACK, NUMBERS, START, STEPS, WINDOWS, Margin
+from rl.staffing.margin import AGAIN, BACK, NUMBERS, QUICK, START, STEPS, WINDOWS, Margin
 from rl.staffing.policy import Remembered, StaffingRule
 from rl.staffing.work import Work
 from tests.unit.autoscaler import builders
@@ -22,24 +24,36 @@ SLO_S = 2.0
 VIEW = builders.observation({})
 
 
-def after(over_slo: Sequence[float | None], margin: Margin | None = None) -> Margin:
-    """What windows with these P95 over λ leave of the first margin, or of ``margin``."""
+QUIET, BUSY = 100.0, 800.0
+"""Tokens a second, three levels apart."""
+
+
+def seen(windows: Sequence[tuple[float, float | None]], margin: Margin | None = None) -> Margin:
+    """What windows of (tokens a second, P95 over λ) leave of the first margin, or of ``margin``."""
     margin = margin or Margin()
-    for times in over_slo:
+    for tokens_per_s, times in windows:
         p95_s = None if times is None else times * SLO_S
-        margin = margin.after(replace(VIEW, latency_p95_s=p95_s), SLO_S)
+        margin = margin.after(replace(VIEW, tokens_per_s=tokens_per_s, latency_p95_s=p95_s), SLO_S)
     return margin
 
 
-def test_it_is_given_up_a_step_at_a_time_while_p95_keeps_the_slo() -> None:
-    assert [START - after([0.5] * count).size for count in (0, WINDOWS - 1, WINDOWS, 2 * WINDOWS)] == [0, 0, 1, 2]
-    assert after([0.5] * WINDOWS * (START + 2)).size == 0
+def after(over_slo: Sequence[float | None], margin: Margin | None = None) -> Margin:
+    """The same of quiet windows alone."""
+    return seen([(QUIET, times) for times in over_slo], margin)
+
+
+@pytest.mark.parametrize(("times", "windows"), [(0.8, 24), (0.75, 23), (0.5, 15), (0.1, 15)])
+def test_it_is_given_up_a_step_at_a_time_the_sooner_the_further_p95_is_within_the_slo(
+    times: float, windows: int
+) -> None:
+    counts = (0, windows - 1, windows, 2 * windows, (START + 2) * windows)
+    assert [START - after([times] * count).size for count in counts] == [0, 0, 1, 2, START]
 
 
 def test_a_window_close_to_the_slo_keeps_it_for_as_many_again() -> None:
-    close = after([0.5] * (WINDOWS - 1) + [0.95])
-    assert close.size == START and after([0.5] * (WINDOWS - 1), close).size == START
-    assert after([0.5] * WINDOWS, close).size == START - 1
+    close = after([0.5] * 14 + [0.95])
+    assert close.size == START and after([0.5] * 14, close).size == START
+    assert after([0.5] * 15, close).size == START - 1
 
 
 @pytest.mark.parametrize(("times", "steps"), [(0.9, 0), (1.0, 0), (1.01, BACK), (50.0, BACK)])
@@ -50,11 +64,48 @@ def test_it_grows_by_two_steps_in_the_second_window_over_the_slo(times: float, s
     assert after([times, 0.5, times, 0.5, times], Margin(1)).size == 1
 
 
+def test_it_grows_once_for_two_windows_over_the_slo_which_are_late_for_what_it_grew_by() -> None:
+    assert [after([2.0] * count, Margin(1)).size for count in (1, 2, 3, 4)] == [1, 3, 3, 5]
+
+
+def test_a_size_that_was_too_small_is_not_tried_again_for_long() -> None:
+    grown = after([2.0, 2.0], Margin(1))
+    again = round(AGAIN / QUICK)
+    assert [after([0.5] * count, grown).size for count in (again - 1, again, 2 * again)] == [3, 2, 1]
+    assert after([0.5] * (again - 1) + [0.95] + [0.5] * (again - 1), grown).size == 3
+
+
+def test_what_was_too_small_at_one_level_of_the_load_is_not_at_another() -> None:
+    margin = seen([(BUSY, 2.0)] * 2 + [(QUIET, 0.5)] * 100)
+    assert margin.size == 0 and seen([(BUSY, 0.5)], margin).size == START + BACK
+    assert seen([(2 * BUSY, 0.5)], margin).size == seen([(BUSY / 2, 0.5)], margin).size == START + BACK
+    assert seen([(4 * BUSY, 0.5)], margin).size == 0
+
+
+def test_the_first_window_of_a_level_is_due_to_the_size_of_the_level_before() -> None:
+    step = seen([(QUIET, 0.6)] * 3 + [(BUSY, 2.0)] * 2)
+    assert step.size == START
+    assert seen([(BUSY, 2.0)], step).size == START + BACK
+
+
+@pytest.mark.parametrize("tokens_per_s", [None, 0.0])
+def test_windows_without_tokens_say_nothing(tokens_per_s: float | None) -> None:
+    half = after([0.6] * 3)
+    idle: Observation = replace(VIEW, tokens_per_s=tokens_per_s, latency_p95_s=9 * SLO_S)
+    assert half.after(idle, SLO_S) == half
+
+
 def test_windows_without_answers_and_stale_ones_say_nothing() -> None:
-    half = after([0.2] * (WINDOWS // 2))
+    half = after([0.6] * 3)
     assert after([None] * WINDOWS, half) == half
-    stale: Observation = replace(VIEW, stale=True, latency_p95_s=9 * SLO_S)
+    stale: Observation = replace(VIEW, stale=True, tokens_per_s=QUIET, latency_p95_s=9 * SLO_S)
     assert half.after(stale, SLO_S) == half
+
+
+@given(st.lists(st.tuples(st.floats(1e-3, 1e9), st.one_of(st.none(), st.floats(0.0, 1e3))), max_size=200))
+def test_it_stays_within_its_sizes_whatever_comes(windows: list[tuple[float, float | None]]) -> None:
+    margin = seen(windows)
+    assert 0 <= margin.size <= STEPS and len(margin.floors) <= 41  # from 2 ** -10 to 2 ** 30
 
 
 @pytest.mark.parametrize(("size", "place"), [(0, 0), (START, 1), (STEPS, 2)])
@@ -74,7 +125,7 @@ def test_a_larger_margin_never_wants_fewer_replicas() -> None:
 
 
 def test_another_policys_memory_is_none() -> None:
-    assert Remembered.of({"hpa": 1}) == Remembered.of(None) == Remembered(Work(), Margin(START))
+    assert Remembered.of({"hpa": 1}) == Remembered.of(None) == Remembered(Work(), Margin())
 
 
 @pytest.mark.parametrize("measured", [True, False])
