@@ -63,7 +63,8 @@ class Gateway:
             Route("/metrics", self._metrics_text, methods=["GET"]),
             Route("/healthz", self.system.health, methods=["GET"]),
         ]
-        control = SameSite(Auth(self._control(), credentials, sessions) if settings.basic_auth else self._control())
+        behind = Auth(self._control(), credentials, sessions) if settings.basic_auth else self._control()
+        control = SameSite(behind, local=settings.loopback and not settings.basic_auth)
         key = None if settings.loopback and not settings.api_key else credentials.api_key
         self.api = _Router(front, OpenAiDoor(front, backend, held, key), control, self._control())
         self.metrics_app = Starlette(routes=self._metrics_routes)

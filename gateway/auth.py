@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
+import re
 from typing import Any
 
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
@@ -89,15 +90,24 @@ class SameSite:
     ``Origin`` is held to ``Host`` (host and port), so a proxy in front has to pass on ``Host`` as the browser sent it.
     """
 
-    def __init__(self, app: Any) -> None:
-        self._app = app
+    def __init__(self, app: Any, local: bool = False) -> None:
+        """``local``: nobody is asked for a password, so the only site is this machine's: another site's name that was
+        made to point here has an ``Origin`` that equals ``Host``, too."""
+        self._app, self._local = app, local
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http" or scope["method"] in _SAFE or not _foreign(dict(scope["headers"])):
+        if scope["type"] != "http" or scope["method"] in _SAFE or not self._refused(dict(scope["headers"])):
             await self._app(scope, receive, send)
             return
         why = "a page of another site may not change this gateway (Origin or Sec-Fetch-Site is not this gateway's)"
         await PlainTextResponse(why, 403)(scope, receive, send)
+
+    def _refused(self, headers: dict[bytes, bytes]) -> bool:
+        named = self._local and b"origin" in headers
+        return _foreign(headers) or (named and _HERE.fullmatch(headers.get(b"host", b"").lower()) is None)
+
+
+_HERE = re.compile(rb"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?")
 
 
 def _foreign(headers: dict[bytes, bytes]) -> bool:

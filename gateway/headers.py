@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gateway import __version__
 from gateway.calls import Call, Headers, Outcome
-from platform_words.headers import CALLER_KEY
+from platform_words.headers import CALLER_KEY, START_TIME
 
 SERVED_BY = f"smoe-gateway/{__version__}".encode()
 _HOP_BY_HOP = frozenset(
@@ -25,7 +25,7 @@ _HOP_BY_HOP = frozenset(
     )
 )
 _CALLER_KEY = CALLER_KEY.encode()
-_REPLACED = _HOP_BY_HOP | {b"content-length", b"expect", b"x-call-id", b"x-start-time", _CALLER_KEY}
+_REPLACED = _HOP_BY_HOP | {b"content-length", b"expect", b"x-call-id", START_TIME.encode(), _CALLER_KEY}
 _PROXY_FAILED = (b"x-openfaas-internal", b"proxy")
 
 
@@ -46,7 +46,7 @@ def request_head(call: Call, caller_key: str = "") -> bytes:
     if b"host" not in given:
         lines.append(b"host: function")
     lines.append(b"x-call-id: " + call.call_id.encode("latin-1", "replace"))
-    lines.append(b"x-start-time: %d" % call.started_ns)
+    lines.append(b"%b: %d" % (START_TIME.encode(), call.started_ns))
     if b"x-forwarded-host" not in given and host:
         lines.append(b"x-forwarded-host: " + host)
     if b"x-forwarded-for" not in given and call.client:

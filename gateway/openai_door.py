@@ -38,18 +38,21 @@ class OpenAiDoor:
     @staticmethod
     def served() -> set[tuple[str, str]]:
         """(method, path) of everything here, as openapi.yaml writes it."""
-        return {("POST", path) for path in POSTS} | {("GET", MODELS)}
+        return {("POST", path) for path in POSTS} | {("GET", MODELS), ("GET", f"{MODELS}/{{model}}")}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         path, method = scope["path"].rstrip("/"), scope["method"]
         allowed = "POST" if path in POSTS else "GET"
+        model = path.removeprefix(f"{MODELS}/") if path.startswith(f"{MODELS}/") else None
         if self._key is not None and not self._allowed(scope, self._key):
             reply = _error(401, "the API key is missing or wrong; send it as Authorization: Bearer", "invalid_api_key")
-        elif path != MODELS and path not in POSTS:
+        elif model is not None and method in ("GET", "HEAD"):
+            reply = JSONResponse(_model(model)) if model in self._models() else _no_model(model)
+        elif model is None and path != MODELS and path not in POSTS:
             reply = _error(404, f"there is no {path}", "unknown_url")
         elif path == MODELS and method in ("GET", "HEAD"):
             reply = JSONResponse({"object": "list", "data": [_model(name) for name in self._models()]})
-        elif path == MODELS or method != "POST":
+        elif model is not None or path == MODELS or method != "POST":
             reply = _error(405, f"{path} takes {allowed}", "method_not_allowed", {"allow": allowed})
         else:
             await self._call(scope, path, receive, send)

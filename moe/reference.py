@@ -20,6 +20,9 @@ from moe.names import expert_id, segment_id
 from moe.runtime import load_node
 from moe.tokenize import TextTokenizer
 
+COLDEST = 1e-6
+"""Temperatures below it take the likeliest token: float32 has no quotient for some of them."""
+
 Tensors = dict[str, Tensor]
 NodeCall = Callable[[str, Tensors, bool], Tensors]
 """Runs a node: its id, its input tensors, all_logits; returns its reply."""
@@ -142,7 +145,7 @@ def pack(ids: Sequence[Sequence[int]]) -> Tensors:
 
 def choose(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator) -> int:
     """The next token from ``logits [vocab]``: the best, or one drawn from the softmax at ``temperature``."""
-    if temperature == 0.0:
+    if temperature < COLDEST:
         return int(torch.argmax(logits))
     scores = logits.float() / temperature
     if 0 < top_k < scores.shape[0]:

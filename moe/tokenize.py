@@ -93,7 +93,7 @@ class TextTokenizer:
     @property
     def _most_characters(self) -> int:
         """More than any tokenizer needs; stops work on absurd input early."""
-        return 1000 * self.settings.max_tokens
+        return 100 * self.settings.max_tokens
 
 
 @runtime_checkable

@@ -2,3 +2,5 @@
 
 CALLER_KEY = "x-smoe-caller-key"
 """Shows a worker that its caller is the gateway or an ingress of it; the gateway never passes on a client's."""
+START_TIME = "x-start-time"
+"""What OpenFaaS's gateways add to every call that they forward, and nobody else."""

@@ -7,7 +7,7 @@ wait while any replica has a free slot.
 
 A replica has as many slots as its function's ``max_inflight``. Calls that find none wait in order of arrival, bounded
 in number and by their deadline. A replica that could not be reached is set aside, each time for twice as long, until
-the feed names it again or one call that tries it comes through.
+it has another address or one call that tries it comes through.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class Slots:
             self._suspend(function, slot, BUSY_WAIT_S * slot.failures)
         else:
             avoid.add(slot.replica.id)
-            self._suspend(function, slot, min(MAX_SUSPEND_S, SUSPEND_S * 2 ** (slot.failures - 1)))
+            self._suspend(function, slot, min(MAX_SUSPEND_S, SUSPEND_S * 2 ** min(slot.failures - 1, 10)))
 
     def _suspend(self, function: FunctionSlots, slot: Slot, pause_s: float) -> None:
         until_s = self._loop.time() + pause_s

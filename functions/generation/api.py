@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 Answer = Callable[[Reply], None]
 Embed = Callable[[list[list[int]], Request], Awaitable[Arrays]]
 """One pass of an encoder over tokenised texts. Raises CallError."""
+MOST_CHARACTERS = 2**20
+"""In several texts together: they are tokenised while streams wait. At least; more where the context is long."""
 _DECODERS = ("/v1/completions", "/v1/chat/completions")
 _POSTS = (*_DECODERS, "/v1/embeddings")
 
@@ -96,6 +98,9 @@ class OpenAiApi:
     def _ids(self, given: list[str] | list[list[int]], field: str) -> list[list[int]]:
         """Raises FieldError."""
         texts = [one for one in given if isinstance(one, str)]
+        together, most = sum(map(len, texts)), max(MOST_CHARACTERS, 32 * self._tokenizer.settings.max_tokens)
+        if len(texts) > 1 and together > most:
+            raise FieldError(f"the texts have {together} characters together; at most {most} are taken at once", field)
         ids = [one for one in given if not isinstance(one, str)]
         try:
             ids = self._tokenizer.encode_all(texts) if texts else ids

@@ -226,6 +226,9 @@ class Generator:
             self._failed_until_s[error.replica] = self._loop.time() + REST_S
             await instance.close()
             return
+        except NoKvError:
+            await instance.close()
+            raise
         if self.phases is None:
             self._begin(instance)
         else:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import orjson
@@ -33,6 +34,9 @@ Parts = Sequence[tuple[Text, int]]
 
 log = logging.getLogger(__name__)
 
+BUSY = 429
+FREE_AGAIN_S = (0.05, 0.2, 1.0)
+"""Seconds until pages are freed again that a replica with too many calls under way did not free."""
 ASK_S = 5.0
 """Time in which a replica answers about its room, or frees pages."""
 
@@ -101,9 +105,7 @@ class Instance:
                 reply = await self._pools[name].call(head, [], ASK_S, self._dispatcher.silence_s)
             except TransportError as error:
                 raise UnreachableError(f"{name}: {error}", replica.id) from None
-            document = orjson.loads(reply.body)
-            if reply.status != 200:
-                raise NoKvError(f"{name} keeps no keys and values: {document['error']['message']}")
+            document = _document(name, replica, reply)
             self.page_tokens = document["page_tokens"]
             for node in document["nodes"].values():
                 self.bytes_per_token += node["bytes_per_token"]
@@ -131,14 +133,16 @@ class Instance:
         return logits, np.stack(experts, 1) if experts else None
 
     async def _logits(self, parts: Parts, hidden: Array, tensors: Sent, context: PassContext) -> list[Answer]:
-        """The last segment: texts that are ``scoring`` in a call of their own each, as their answers are large."""
-        if not any(text.scoring for text, _ in parts):
-            greedy = all(text.sampler.greedy for text, _ in parts)
+        """The last segment: texts that are ``scoring`` in a call of their own each, as their answers are large, and of
+        others no more at once than whose logits fit one message."""
+        greedy = all(text.sampler.greedy for text, _ in parts)
+        if not any(text.scoring for text, _ in parts) and (greedy or len(parts) <= self.scored_tokens):
             reply = await self._segment(self._layers, tensors, context, ((LIKELIEST, "1"),) if greedy else ())
             return list(reply["likeliest"].tolist() if "likeliest" in reply else reply["logits"][:, None])
         edges = np.cumsum([0, *(count for _, count in parts)])
         plain = [place for place, (text, _) in enumerate(parts) if not text.scoring]
-        groups = [[place] for place, (text, _) in enumerate(parts) if text.scoring] + ([plain] if plain else [])
+        groups = [[place] for place, (text, _) in enumerate(parts) if text.scoring]
+        groups += [plain[at : at + self.scored_tokens] for at in range(0, len(plain), self.scored_tokens)]
         calls = []
         for group in groups:
             rows = np.concatenate([np.arange(edges[place], edges[place + 1]) for place in group])
@@ -202,8 +206,13 @@ class Instance:
         await asyncio.gather(*(self._free_at(name, chunks) for name in self.replicas))
 
     async def _free_at(self, name: str, chunks: Sequence[wire.Chunk]) -> None:
+        """Once more where the replica has too many calls under way, as pages that stay are missing for minutes."""
         try:
-            await self._post(name, "/kv/free", chunks, ASK_S)
+            for pause_s in (*FREE_AGAIN_S, None):
+                reply = await self._post(name, "/kv/free", chunks, ASK_S)
+                if reply.status != BUSY or pause_s is None:
+                    break
+                await asyncio.sleep(pause_s)
         except TransportError as error:
             log.info("pages at %s are not freed: %s", self._pools[name].address, error)
 
@@ -220,6 +229,21 @@ class Instance:
         shown = [(CALLER_KEY, self.replicas[name].key), *headers]
         head = request_head(path, pool.address, wire.CONTENT_TYPE, wire.total_bytes(chunks), shown)
         return await pool.call(head, chunks, timeout_s)
+
+
+def _document(name: str, replica: ReplicaAddress, reply: RawReply) -> dict[str, Any]:
+    """A replica's room, as it answered for ``name``. Raises NoKvError; UnreachableError where that is no answer."""
+    try:
+        document: dict[str, Any] = orjson.loads(reply.body)
+        if reply.status in (400, 404):
+            raise NoKvError(f"{name} keeps no keys and values: {document['error']['message']}")
+    except (ValueError, KeyError, TypeError):
+        raise UnreachableError(
+            f"{name} answered {reply.status} with something else than its room", replica.id
+        ) from None
+    if reply.status != 200:
+        raise UnreachableError(f"{name} answered {reply.status}", replica.id)
+    return document
 
 
 def _which(parts: Parts) -> dict[str, Part]:

@@ -14,12 +14,14 @@ import orjson
 
 from functions.generation.sampling import Sampling
 from functions.wire.errors import BadInputError
+from moe.reference import COLDEST
 
 Document = Mapping[str, Any]
 
 MOST_TEXTS = 128
 """Texts that one request may have written."""
 MOST_STOPS = 16
+MOST_BIASES = 1024
 MOST_LOGPROBS = 20
 COMPLETION_TOKENS = 16
 """``max_tokens`` of completions that set none, as OpenAI's."""
@@ -140,6 +142,7 @@ def _asked(
     options = document.get("stream_options", {})
     if not isinstance(options, dict) or not options.keys() <= _STREAM_OPTIONS:
         raise FieldError("stream_options takes an object with include_usage", "stream_options")
+    options = {name: value for name, value in options.items() if value is not None}
     stream = _flag(document, "stream")
     if options and not stream:
         raise FieldError("stream_options goes with stream: true", "stream_options")
@@ -148,7 +151,7 @@ def _asked(
         raise FieldError(f"n times the prompts are more than {MOST_TEXTS} texts", "n")
     return Asked(
         sampling=Sampling(
-            temperature=_real(document, "temperature", 1.0, 0.0, 2.0),
+            temperature=_warmth(document),
             top_p=_real(document, "top_p", 1.0, 1e-6, 1.0),
             top_k=max(0, _whole(document, "top_k", 0, -1) or 0),
             seed=_whole(document, "seed", None, -(2**63)),
@@ -237,9 +240,18 @@ def _bias(document: Document) -> dict[int, float]:
         numbers = {int(token): float(value) for token, value in bias.items()}
     except (AttributeError, TypeError, ValueError):
         numbers = {-1: 0.0}
+    if len(numbers) > MOST_BIASES:
+        raise FieldError(f"logit_bias has {len(numbers)} token ids; it takes at most {MOST_BIASES}", "logit_bias")
     if any(token < 0 or not -100 <= value <= 100 for token, value in numbers.items()):
         raise FieldError("logit_bias takes an object of token ids and numbers from -100 to 100", "logit_bias")
     return numbers
+
+
+def _warmth(document: Document) -> float:
+    """The temperature; one so small that it draws the likeliest token, and that float32 knows no other number for, is
+    0."""
+    temperature = _real(document, "temperature", 1.0, 0.0, 2.0)
+    return temperature if temperature >= COLDEST else 0.0
 
 
 def _flag(document: Document, name: str) -> bool:

@@ -47,6 +47,7 @@ class Sampler:
         self._sampling = sampling
         self._logprobs = logprobs
         self._counts: Counter[int] = Counter()
+        self._bias = (torch.tensor(list(sampling.logit_bias)), torch.tensor(list(sampling.logit_bias.values())))
         self._generator = torch.Generator()
         if sampling.seed is None:
             self._generator.seed()
@@ -84,8 +85,9 @@ class Sampler:
             ids = torch.tensor(list(self._counts))
             counts = torch.tensor(list(self._counts.values()), dtype=torch.float32)
             scores[ids] -= counts * s.frequency_penalty + s.presence_penalty
-        for token, bias in s.logit_bias.items():
-            scores[token] += bias
+        if s.logit_bias:
+            tokens, values = self._bias
+            scores[tokens] += values
         return scores
 
     def _draw(self, scores: Tensor) -> int:

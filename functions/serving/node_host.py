@@ -36,6 +36,7 @@ from functions.serving.token_bound import TokenBound
 from functions.wire import layout as wire
 from functions.wire.messages import ALL_LOGITS, KV_FULL, KV_MISSING, LIKELIEST, Reply, Request, error_reply
 from moe.errors import CacheFullError, CacheMissError, ProgramInputError
+from platform_words.headers import START_TIME
 
 log = logging.getLogger(__name__)
 
@@ -147,6 +148,11 @@ class NodeHost:
         node = self._nodes[node_id]
         try:
             tensors = self._device.decode(request.body)
+            if "sequences" in tensors and START_TIME in request.headers:
+                self._count(node_id, 403)
+                message = "keys and values are kept for the ingress's own calls; this one came through a gateway"
+                answer(error_reply(403, "forwarded", message, platform=False))
+                return
             node.program.check(tensors)
             if self._kept is not None and "sequences" in tensors:
                 self._kept.open(node.program)

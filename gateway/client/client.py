@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +168,17 @@ class GatewayClient:
                 raise GatewayUnreachableError(
                     f"the gateway at {self.url} did not answer {method} {path.split('?', maxsplit=1)[0]} in time"
                 ) from error
+            except requests.RequestException as error:  # a URL that is none, a reply that is no HTTP
+                raise GatewayUnreachableError(f"{self.url} cannot be asked as a gateway: {error}") from error
         raise AssertionError("unreachable")
+
+
+def lines_of(reply: requests.Response) -> Iterator[bytes]:
+    """Lines as they come. Raises GatewayUnreachableError where the other side goes away within them."""
+    try:
+        yield from reply.iter_lines(chunk_size=None)
+    except requests.RequestException as error:
+        raise GatewayUnreachableError(f"the gateway went away within its answer: {error}") from error
 
 
 def _by_name(snapshot: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:

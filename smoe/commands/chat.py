@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from gateway.client.client import GatewayClient
+from gateway.client.client import GatewayClient, lines_of
 from gateway.client.errors import GatewayRefusedError
 from smoe.commands.options import gateway_option, state_option
 
@@ -69,7 +69,7 @@ def _answer(client: GatewayClient, name: str, request: dict[str, Any], timeout_s
     with reply:
         if reply.status_code >= 400:
             raise GatewayRefusedError(f"{name}: {_sentence(reply.content)}", reply.status_code)
-        for line in reply.iter_lines(chunk_size=None):
+        for line in lines_of(reply):
             data = line.removeprefix(b"data: ")
             if not data or data == b"[DONE]":
                 continue

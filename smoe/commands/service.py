@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from gateway.backends.kubernetes.options import kubernetes_options, take_kubernetes_options
-from gateway.client.client import GatewayClient
+from gateway.client.client import GatewayClient, lines_of
 from gateway.client.errors import GatewayRefusedError
 from gateway.client.state import running_pid
 from gateway.contract import DEFAULT_NAMESPACE
@@ -230,7 +230,12 @@ def invoke(
     if as_json:
         click.echo(response.text)
         return
-    _print_answer(response.json(), texts)
+    try:
+        document = response.json()
+    except ValueError:  # a function that is no pipeline's
+        click.echo(response.text)
+        return
+    _print_answer(document, texts)
 
 
 @click.command()
@@ -247,7 +252,7 @@ def logs(name: str, tail: int, follow: bool, state: Path, gateway_url: str | Non
         return
     client = connect(state, gateway_url, password_file)
     shown = 0
-    for line in client.logs(name, tail, follow).iter_lines():
+    for line in lines_of(client.logs(name, tail, follow)):
         if line:
             entry = json.loads(line)
             click.echo(f"{entry['timestamp']} {entry['instance']} {entry['text']}")

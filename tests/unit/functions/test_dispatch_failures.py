@@ -125,6 +125,16 @@ async def test_a_replica_back_at_its_old_address_is_tried_again(caller: Caller, 
     assert slot.failures == 0
 
 
+async def test_a_replica_that_failed_for_hours_is_still_set_aside(caller: Caller, start: Any) -> None:
+    running = await start(echo())
+    caller.table(running)
+    function = caller.dispatcher._functions["f"]
+    slot = function.slots[running.address]
+    slot.failures = 5000
+    caller.dispatcher._failed(function, slot, set())
+    assert slot.suspended_until_s > asyncio.get_running_loop().time()
+
+
 async def test_replicas_taken_from_the_table_get_no_new_calls(caller: Caller, start: Any) -> None:
     old, new = echo(), echo()
     first, second = await start(old), await start(new)

@@ -287,6 +287,8 @@ def test_the_experts_that_each_token_was_chosen_after_are_reported_on_request(
         ({"max_tokens": 5000}, 400, "prompt", "maximum context length is 4096"),
         ({"logit_bias": {"x": 1}}, 400, "logit_bias", "token ids"),
         ({"logit_bias": {"300": 1}}, 400, "logit_bias", "outside 0 to 299"),
+        ({"logit_bias": dict.fromkeys(map(str, range(1025)), 1)}, 400, "logit_bias", "has 1025 token ids"),
+        ({"prompt": ["x" * 2**19] * 3}, 400, "prompt", "characters together"),
         ({"stop": [""]}, 400, "stop", "none of them empty"),
         ({"stream_options": {"include_usage": True}}, 400, "stream_options", "stream: true"),
         ({"prompt": [[300]]}, 400, "prompt", "outside 0 to 299"),
@@ -294,6 +296,7 @@ def test_the_experts_that_each_token_was_chosen_after_are_reported_on_request(
         ({"prompt": "x" * 5000}, 400, "prompt", "5000 tokens"),
         ({"model": "other"}, 404, "model", "does not exist"),
         ({"user": "me", "store": False, "tools": [], "n": None}, 200, None, ""),
+        ({"temperature": 1e-46, "stream_options": {"include_usage": None}}, 200, None, ""),
     ],
 )
 def test_fields_are_refused_by_name_or_taken(

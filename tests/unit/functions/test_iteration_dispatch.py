@@ -42,6 +42,8 @@ class Programs:
     wanted: dict[str, list[str]] = field(default_factory=dict)
     chosen: dict[int, set[int]] = field(default_factory=dict)
     """Experts that any token of a layer chose."""
+    texts: dict[str, list[int]] = field(default_factory=dict)
+    """Of each call of a segment."""
 
     def address(self, node_id: str) -> tuple[str, str]:
         return group(self.model.manifest).function_of(node_id).name, "/"
@@ -56,6 +58,8 @@ class Programs:
             name: np.frombuffer(value.payload, np.int64) if isinstance(value, Part) else value
             for name, value in tensors.items()
         }
+        if "lengths" in arrays:
+            self.texts.setdefault(node_id, []).append(len(arrays["lengths"]))
         reply = self.model.programs[node_id].run({name: torch.from_numpy(np.array(a)) for name, a in arrays.items()})
         if "expert_ids" in reply:
             self.chosen[int(node_id.rpartition("-")[2])] = set(reply["expert_ids"].ravel().tolist())
@@ -74,8 +78,11 @@ def placed(model: WholeModel, seed: int) -> dict[str, list[str]]:
     }
 
 
-@pytest.mark.parametrize("seed", range(4))
-async def test_the_fullest_machine_has_as_few_as_all_texts_together_allow(model: WholeModel, seed: int) -> None:
+@pytest.mark.parametrize(("seed", "most"), [(0, None), (1, None), (2, None), (3, None), (0, 1), (1, 3)])
+async def test_the_fullest_machine_has_as_few_as_all_texts_together_allow_and_logits_fit_their_messages(
+    model: WholeModel, seed: int, most: int | None
+) -> None:
+    """``most``: texts whose logits fit one message; of none the likeliest tokens are enough."""
     manifest, loop = model.manifest, asyncio.get_running_loop()
     for segment in manifest.segments:
         program = model.programs[segment.id]
@@ -97,15 +104,20 @@ async def test_the_fullest_machine_has_as_few_as_all_texts_together_allow(model:
     driver = PipelinePass(manifest, programs, scatter, instruments)  # type: ignore[arg-type]
     replicas = {name: dispatcher.replicas(name)[0] for name in held if "segment" in name}
     instance = Instance(manifest, programs, driver, dispatcher, replicas)  # type: ignore[arg-type]
+    sampling = Sampling()
+    if most is not None:
+        instance.scored_tokens, sampling = most, Sampling(temperature=1.0)
     prompts = tiny.texts(PARTS, seed=seed)
     texts = [
-        Text(list(one), 5, Sampler(Sampling()), Collected(), frozenset(), str(at), 640, loop.time())
+        Text(list(one), 5, Sampler(sampling), Collected(), frozenset(), str(at), 640, loop.time())
         for at, one in enumerate(prompts)
     ]
     answers, _ = await instance.run(list(zip(texts, PARTS, strict=True)), PassContext("r", loop.time() + 60))
     for prompt, answer in zip(prompts, answers, strict=True):
         wanted = model.logits_ids([prompt])[0]
         assert int(np.argmax(answer[-1]) if not isinstance(answer, int) else answer) == int(wanted.argmax())
+    groups = {None: [4], 1: [1, 1, 1, 1], 3: [3, 1]}[most]
+    assert programs.texts[manifest.segments[-1].id] == groups and programs.texts[manifest.segments[0].id] == [4]
     for layer, names_of in enumerate(names):
         where = {expert: programs.wanted.get(node.id, []) for expert, node in enumerate(manifest.experts(layer))}
         assert {expert for expert, nodes in where.items() if nodes} == programs.chosen[layer]

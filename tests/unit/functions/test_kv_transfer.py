@@ -60,6 +60,15 @@ async def pull(running: Running, sequence: int, source: str, tokens: int = TOKEN
     return status, reply
 
 
+async def test_a_call_that_came_through_a_gateway_takes_no_pages(
+    start: Any, pipeline_of: Callable[[str], Path]
+) -> None:
+    running, cache = await worker(start, program_of(pipeline_of("mixtral")))
+    body = bytes(wire.encode_bytes({"sequences": torch.tensor([7])}))
+    ((status, _, reply),) = await running.send(post("/", body, "X-Start-Time: 1\r\n"))
+    assert (status, cache.texts) == (403, 0) and b"came through a gateway" in reply
+
+
 async def test_a_worker_that_drains_stays_for_texts_that_go_on_and_for_no_others(
     start: Any, pipeline_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

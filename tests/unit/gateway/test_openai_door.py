@@ -30,6 +30,7 @@ async def test_models_are_the_pipelines_ingresses(running: Running) -> None:
     await running.deploy("other")
     document = (await running.call("GET", "/v1/models")).json()
     assert [model["id"] for model in document["data"]] == ["a", "b"]
+    assert (await running.call("GET", "/v1/models/b")).json() == document["data"][1]
 
 
 @pytest.mark.parametrize(
@@ -41,6 +42,8 @@ async def test_models_are_the_pipelines_ingresses(running: Running) -> None:
         ("POST", "/v1/completions", b"[" * 100_000, 400, "missing_model"),
         ("POST", "/v1/completions", b"\xff", 400, "missing_model"),
         ("POST", "/v1/images", b"{}", 404, "unknown_url"),
+        ("GET", "/v1/models/other", b"", 404, "model_not_found"),
+        ("POST", "/v1/models/other", b"{}", 405, "method_not_allowed"),
         ("GET", "/v1/completions", b"", 405, "method_not_allowed"),
         ("POST", "/v1/completions", b" " * (17 << 20), 413, "too_large"),
     ],
