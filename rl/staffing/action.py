@@ -125,8 +125,7 @@ class Staffing:
         ``actions`` [experts, 8] and ``priority`` [experts] in the order of ``workload.experts``; ``room``: what the
         cluster has for experts, None: anything. Where it has not enough for all standbys, they are granted one after
         the other, the n-th of an expert at n over its ``priority``; before them, in the same way, the replicas that
-        ``depth`` asks for beyond the planned ones. Whose action has neither standbys nor sleep stays as planned.
-        ``correction``: of what is planned with.
+        ``depth`` asks for beyond the planned ones. ``correction``: of what is planned with.
         """
         values = {axis.name: axis.value(actions[:, place]) for place, axis in enumerate(AXES)}
         load = values["load"]
@@ -147,8 +146,7 @@ class Staffing:
             planned = [one_at_a_time(configuration, self._fewest_calls) for configuration in planned]
         wanted = np.rint(values["standbys"]).astype(int)
         if depth is not None:
-            rules = np.array([_burst(int(count), values, place) is not None for place, count in enumerate(wanted)])
-            planned, wanted = _deepened(planned, wanted, rules, depth, priority, room)
+            planned, wanted = _deepened(planned, wanted, depth, priority, room)
         standbys = granted(wanted, planned, priority, room)
         desired = {
             function: replace(configuration, burst=_burst(int(standbys[place]), values, place))
@@ -197,15 +195,14 @@ def _burst(standbys: int, values: Mapping[str, Floats], place: int) -> Burst | N
 def _deepened(
     planned: list[Configuration],
     wanted: Ints,
-    rules: NDArray[np.bool_],
     depth: Depth,
     priority: Floats,
     room: Resources | None,
 ) -> tuple[list[Configuration], Ints]:
     """``planned`` with the replicas of ``depth`` that ``room`` has place for, and the standbys [experts] then wanted:
-    none of experts that want none. ``rules`` [experts]: whether replicas of an expert wait by a rule at all."""
+    none of experts that want none."""
     running = np.array([one.replicas for one in planned])
-    on_cores = rules & np.array([not one.gpu_share for one in planned])
+    on_cores = np.array([not one.gpu_share for one in planned])
     more = np.where(on_cores, np.maximum(0, depth.running - running), 0)
     running = running + granted(more, planned, priority, room)
     planned = [replace(one, replicas=int(count)) for one, count in zip(planned, running, strict=True)]

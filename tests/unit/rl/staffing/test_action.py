@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from autoscaler.capacity import total_needs
 from autoscaler.contract import Burst, Configuration, Resources
-from rl.staffing.action import AXES, NAMES, Staffing, action_of, granted, one_at_a_time
+from rl.staffing.action import AXES, NAMES, Depth, Staffing, action_of, granted, one_at_a_time
 from rl.staffing.policy import RuleSettings
 from rl.staffing.risk import RiskSettings, risk
 from tests.unit.rl.staffing.test_env import VALUES, episodes
@@ -63,6 +63,18 @@ def test_a_decoders_replicas_take_as_many_calls_as_planned() -> None:
         desired = Staffing(workload).plan(episode.observation, values, np.ones(len(values)), None).desired
         most.append(max(one.concurrency for one in desired.values() if not one.gpu_share))
     assert most[0] == 1 < most[1]
+
+
+@pytest.mark.parametrize("standbys", [0, 4])
+def test_as_many_run_as_the_work_by_cpu_time_asks_for_with_and_without_standbys(standbys: int) -> None:
+    episode = next(episodes(300.0))
+    count = len(episode.workload.experts)
+    values = np.tile(action_of({**VALUES, "standbys": standbys, "sleep_s": 60.0}), (count, 1))
+    staffing = Staffing(replace(episode.workload, measured=True), planned=False)
+    depth = Depth(np.full(count, 3), np.full(count, 6))
+    desired = staffing.plan(episode.observation, values, np.ones(count), None, depth).desired
+    assert {one.replicas for one in desired.values()} == {3}
+    assert {one.standbys for one in desired.values()} == {standbys}
 
 
 def test_replicas_whose_calls_were_measured_take_as_many_as_deployed() -> None:
