@@ -18,6 +18,7 @@ from gateway.settings import Credentials
 from gateway.views import OPEN_FILES
 
 _SAFE = frozenset(("GET", "HEAD", "OPTIONS"))
+_HERE = re.compile(rb"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?")
 _FEED_PATHS = ("/system/replicas", "/system/targets")
 LOGIN = "/ui/login"
 _PAGE = b"x-smoe-page"
@@ -96,22 +97,17 @@ class SameSite:
         self._app, self._local = app, local
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http" or scope["method"] in _SAFE or not self._refused(dict(scope["headers"])):
+        if scope["type"] != "http" or scope["method"] in _SAFE or not _foreign(dict(scope["headers"]), self._local):
             await self._app(scope, receive, send)
             return
         why = "a page of another site may not change this gateway (Origin or Sec-Fetch-Site is not this gateway's)"
         await PlainTextResponse(why, 403)(scope, receive, send)
 
-    def _refused(self, headers: dict[bytes, bytes]) -> bool:
-        named = self._local and b"origin" in headers
-        return _foreign(headers) or (named and _HERE.fullmatch(headers.get(b"host", b"").lower()) is None)
 
-
-_HERE = re.compile(rb"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?")
-
-
-def _foreign(headers: dict[bytes, bytes]) -> bool:
+def _foreign(headers: dict[bytes, bytes], local: bool) -> bool:
     if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
         return True
-    origin = headers.get(b"origin")
-    return origin is not None and origin.partition(b"://")[2].lower() != headers.get(b"host", b"").lower()
+    origin, host = headers.get(b"origin"), headers.get(b"host", b"").lower()
+    if origin is None:
+        return False
+    return origin.partition(b"://")[2].lower() != host or (local and _HERE.fullmatch(host) is None)

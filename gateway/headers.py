@@ -24,8 +24,8 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     )
 )
-_CALLER_KEY = CALLER_KEY.encode()
-_REPLACED = _HOP_BY_HOP | {b"content-length", b"expect", b"x-call-id", START_TIME.encode(), _CALLER_KEY}
+_CALLER_KEY, _START_TIME = CALLER_KEY.encode(), START_TIME.encode()
+_REPLACED = _HOP_BY_HOP | {b"content-length", b"expect", b"x-call-id", _START_TIME, _CALLER_KEY}
 _PROXY_FAILED = (b"x-openfaas-internal", b"proxy")
 
 
@@ -46,7 +46,7 @@ def request_head(call: Call, caller_key: str = "") -> bytes:
     if b"host" not in given:
         lines.append(b"host: function")
     lines.append(b"x-call-id: " + call.call_id.encode("latin-1", "replace"))
-    lines.append(b"%b: %d" % (START_TIME.encode(), call.started_ns))
+    lines.append(_START_TIME + b": %d" % call.started_ns)
     if b"x-forwarded-host" not in given and host:
         lines.append(b"x-forwarded-host: " + host)
     if b"x-forwarded-for" not in given and call.client:

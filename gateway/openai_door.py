@@ -43,16 +43,14 @@ class OpenAiDoor:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         path, method = scope["path"].rstrip("/"), scope["method"]
         allowed = "POST" if path in POSTS else "GET"
-        model = path.removeprefix(f"{MODELS}/") if path.startswith(f"{MODELS}/") else None
+        reading = f"{path}/".startswith(f"{MODELS}/")
         if self._key is not None and not self._allowed(scope, self._key):
             reply = _error(401, "the API key is missing or wrong; send it as Authorization: Bearer", "invalid_api_key")
-        elif model is not None and method in ("GET", "HEAD"):
-            reply = JSONResponse(_model(model)) if model in self._models() else _no_model(model)
-        elif model is None and path != MODELS and path not in POSTS:
+        elif not reading and path not in POSTS:
             reply = _error(404, f"there is no {path}", "unknown_url")
-        elif path == MODELS and method in ("GET", "HEAD"):
-            reply = JSONResponse({"object": "list", "data": [_model(name) for name in self._models()]})
-        elif model is not None or path == MODELS or method != "POST":
+        elif reading and method in ("GET", "HEAD"):
+            reply = self._read(path.removeprefix(MODELS).removeprefix("/"))
+        elif reading or method != "POST":
             reply = _error(405, f"{path} takes {allowed}", "method_not_allowed", {"allow": allowed})
         else:
             await self._call(scope, path, receive, send)
@@ -81,6 +79,13 @@ class OpenAiDoor:
 
         target = f"/function/{model}{path}"
         await self._front({**scope, "path": target, "raw_path": target.encode()}, again, send)
+
+    def _read(self, model: str) -> JSONResponse:
+        """One model; empty: the list of all."""
+        models = self._models()
+        if not model:
+            return JSONResponse({"object": "list", "data": [_model(name) for name in models]})
+        return JSONResponse(_model(model)) if model in models else _no_model(model)
 
     def _models(self) -> list[str]:
         names = [_called(state.spec) for state in self._backend.list() if _is_ingress(state.spec)]

@@ -20,7 +20,7 @@ from functions.ingress.passes import PipelinePass
 from functions.wire import arrays
 from functions.wire import format as wire
 from functions.wire.arrays import Array, Arrays
-from functions.wire.errors import KvFullError, KvLostError
+from functions.wire.errors import KvFullError, KvLostError, OverloadedError
 from functions.wire.layout import Part
 from functions.wire.messages import ALL_LOGITS, KV_FULL, KV_SOURCE, LIKELIEST, TIMEOUT_MS
 from moe.manifest import Manifest
@@ -34,7 +34,6 @@ Parts = Sequence[tuple[Text, int]]
 
 log = logging.getLogger(__name__)
 
-BUSY = 429
 FREE_AGAIN_S = (0.05, 0.2, 1.0)
 """Seconds until pages are freed again that a replica with too many calls under way did not free."""
 ASK_S = 5.0
@@ -210,7 +209,7 @@ class Instance:
         try:
             for pause_s in (*FREE_AGAIN_S, None):
                 reply = await self._post(name, "/kv/free", chunks, ASK_S)
-                if reply.status != BUSY or pause_s is None:
+                if reply.status != OverloadedError.status or pause_s is None:
                     break
                 await asyncio.sleep(pause_s)
         except TransportError as error:

@@ -115,7 +115,8 @@ class StaffingRule:
 
     def _followed(self, margin: Margin) -> Mapping[str, float]:
         """The rule's numbers, those that follow P95 by ``margin``."""
-        return {name: margin.numbers[name] if name in self._following else one for name, one in self._values.items()}
+        numbers = margin.numbers
+        return {name: numbers[name] if name in self._following else one for name, one in self._values.items()}
 
     def _doubt(self, observation: Observation) -> str:
         opening_s, slo_s = DEFAULT_BURSTS.activation_s, self._workload.slo_s

@@ -43,7 +43,7 @@ class Programs:
     chosen: dict[int, set[int]] = field(default_factory=dict)
     """Experts that any token of a layer chose."""
     texts: dict[str, list[int]] = field(default_factory=dict)
-    """Of each call of a segment."""
+    """How many each call of a segment had."""
 
     def address(self, node_id: str) -> tuple[str, str]:
         return group(self.model.manifest).function_of(node_id).name, "/"
