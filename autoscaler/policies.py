@@ -163,13 +163,18 @@ def maker_of(name: str) -> Maker:
         loaded = _file(Path(module)) if module.endswith(".py") else importlib.import_module(module)
         maker: Maker = getattr(loaded, attribute)
     except Exception as error:
-        raise SettingsError(f"policy is {name!r}, which cannot be loaded: {type(error).__name__}: {error}") from error
+        hint = f"; the file here is named {module}.py:{attribute}" if Path(f"{module}.py").is_file() else ""
+        sentence = f"policy is {name!r}, which cannot be loaded: {type(error).__name__}: {error}{hint}"
+        raise SettingsError(sentence) from error
     return maker
 
 
 def _file(path: Path) -> ModuleType:
-    """A Python file as a module under its own path's name; the file's folder is not put on the import path."""
-    name = f"policy_of_{path.resolve()}"
+    """A Python file as a module under its own path's name; its folder comes last on the import path, for what it
+    imports from there."""
+    name, folder = f"policy_of_{path.resolve()}", str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no Python file")

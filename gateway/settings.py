@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from platform_words.liveness import DEFAULT_S
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -119,7 +123,13 @@ def ensure_credentials(settings: GatewaySettings) -> Credentials:
 
 
 def _read_or_make(path: Path, value: str) -> str:
+    """A file that others may read is made private, where that can be done: a secret that a cluster mounts cannot."""
     try:
+        mode = path.stat().st_mode & 0o777
+        if mode & 0o077:
+            with suppress(OSError):
+                path.chmod(0o600)
+                log.warning("%s had mode %o, so that others could read it; it is 600 now", path, mode)
         return path.read_text().strip()
     except FileNotFoundError:
         path.touch(mode=0o600)

@@ -75,6 +75,9 @@ LAB = {
         essential=COMPARE,
         sections=COMPARE_SECTIONS,
     ),
+    "check-policy": LazyCommand(
+        "smoe.commands.check_policy", "check_policy", "whether a policy of one's own does what the controller expects"
+    ),
     "bound": LazyCommand("evaluation.bound.commands", "bound", "the least cost that any policy could have for a trace"),
     "advise": LazyCommand(
         "evaluation.regimes.commands", "advise", "whether scaling pays for a trace, and which way to go"

@@ -89,7 +89,8 @@ class FallbackPolicy:
 
     def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal:
         before = memory if isinstance(memory, FallbackMemory) else FallbackMemory()
-        proposal = self._chosen.propose(observation, now_s, before.chosen)
+        by = self._other.name if before.why else ""
+        proposal = self._chosen.propose(replace(observation, decided_by=by), now_s, before.chosen)
         present = _present(observation, proposal.reasons)
         sizes, alone = {**present, **before.sizes}, {**present, **before.alone}
         instead = self._other.propose(observation if before.why else _as_with(alone, observation), now_s, before.other)

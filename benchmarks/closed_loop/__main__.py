@@ -31,7 +31,7 @@ import click
 import numpy as np
 from scipy import stats
 
-from benchmarks.closed_loop.contenders import contender, turns
+from benchmarks.closed_loop.contenders import check_names, contender, turns
 from benchmarks.closed_loop.runs import SEGMENT_CORES, SPACE, Run, measured, simulated
 from benchmarks.fidelity.runs import routing_of
 from benchmarks.harness.options import AT_LEAST_1, PRESENT, benchmark, data_option, listed, seed_option
@@ -255,6 +255,7 @@ def print_policies(rows: Sequence[Mapping[str, Any]], slo_s: float) -> None:
 @data_option
 @seed_option
 def main(policies: tuple[str, ...], repeats: int, record: Path | None, **options: Any) -> None:
+    check_names(policies)
     with progress(repeats * len(policies)) as show:
         cells, run, replicas = run_all(policies, repeats, Setting(**options), record, show)
     rows = summaries(cells)

@@ -8,7 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import click
+
 from autoscaler.contract import Configuration
+from autoscaler.settings import ELSEWHERE, POLICY_NAMES
 
 PUBLISHED_TICK_S = 15.0
 """HPA's sync period. With a decision each ``window_s`` all published times are divided by ``15 / window_s``."""
@@ -54,6 +57,15 @@ def contender(name: str, window_s: float, replicas: int) -> Contender:
         "smoe": {"hpa": hpa}, "last-window": {"hpa": hpa}, "staffing": {"hpa": hpa, "segment_standbys": 0},
     }  # fmt: skip
     return Contender(name, replicas, tables.get(name, {}))
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Before anything is started. Raises BadParameter."""
+    for name in names:
+        policy = contender(name, PUBLISHED_TICK_S, 1).policy
+        if policy not in (*POLICY_NAMES, *ELSEWHERE) and ":" not in policy:
+            allowed = ", ".join((*POLICY_NAMES, *ELSEWHERE, "static-N", "static-by-load-N", "MODULE:MAKER"))
+            raise click.BadParameter(f"there is no policy {name!r}; allowed are {allowed}", param_hint="--policies")
 
 
 def turns(policies: Sequence[str], repeat: int) -> tuple[str, ...]:

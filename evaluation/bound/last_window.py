@@ -48,8 +48,8 @@ class LastWindowSettings(Checked):
 
 
 @dataclass(frozen=True)
-class MakingSettings(LastWindowSettings):
-    """The policy's file: its settings, and which latency model it plans with."""
+class ModelSettings(Checked):
+    """Which latency model a policy plans with."""
 
     workload: str = ""
     """One of the paper's workloads; by default the pipeline's name, where it is one."""
@@ -65,6 +65,13 @@ class MakingSettings(LastWindowSettings):
     and a replica's cores are its own."""
     mean_tokens: FromOne = MEAN_TOKENS
     """Tokens of a mean request."""
+
+
+@dataclass(frozen=True)
+class MakingSettings(ModelSettings, LastWindowSettings):
+    """The policy's file: its settings, and which latency model it plans with."""
+
+    title = "last-window"
 
 
 @dataclass(frozen=True)
@@ -206,7 +213,7 @@ def make(making: Making) -> Policy:
     return LastWindowPolicy(workload_of(making, making_settings), making_settings)
 
 
-def workload_of(making: Making, making_settings: MakingSettings) -> Workload:
+def workload_of(making: Making, making_settings: ModelSettings) -> Workload:
     """What is planned with: seconds of calls by the settings, Φ, prices and λ of the controller. Raises
     SettingsError."""
     workload = _workload(making, making_settings)
@@ -227,7 +234,7 @@ def pass_slo_s(making: Making) -> float | None:
     return settings.tpot_s if making.topology.generates and settings.tpot_s is not None else settings.slo_s
 
 
-def _workload(making: Making, making_settings: MakingSettings) -> Workload:
+def _workload(making: Making, making_settings: ModelSettings) -> Workload:
     if making_settings.profile:
         try:
             return _measured(making, making_settings)
@@ -244,7 +251,7 @@ def _workload(making: Making, making_settings: MakingSettings) -> Workload:
         raise SettingsError(f"last-window: there is no latency model of {name!r}; name a profile of it") from error
 
 
-def _measured(making: Making, making_settings: MakingSettings) -> Workload:
+def _measured(making: Making, making_settings: ModelSettings) -> Workload:
     """The pipeline on the machine of a profile, or with ``cluster`` on one with GPU shares."""
     slo_s = pass_slo_s(making)
     if slo_s is None:

@@ -19,6 +19,7 @@ from functions.generation.request import Asked, FieldError
 from functions.generation.sampling import Chosen, Sampler
 from functions.generation.texts import Text, end_tokens
 from functions.generation.token_texts import TokenTexts
+from functions.generation.tokenising import Tokenising
 from functions.wire.arrays import Arrays, as_float32
 from functions.wire.errors import CallError
 from functions.wire.messages import Reply, Request, both
@@ -32,7 +33,7 @@ Answer = Callable[[Reply], None]
 Embed = Callable[[list[list[int]], Request], Awaitable[Arrays]]
 """One pass of an encoder over tokenised texts. Raises CallError."""
 MOST_CHARACTERS = 2**20
-"""In several texts together: they are tokenised while streams wait. At least; more where the context is long."""
+"""In several texts together, at least; more where the context is long."""
 _DECODERS = ("/v1/completions", "/v1/chat/completions")
 _POSTS = (*_DECODERS, "/v1/embeddings")
 
@@ -43,14 +44,15 @@ class OpenAiApi:
     def __init__(
         self,
         manifest: Manifest,
-        tokenizer: TextTokenizer,
+        tokenising: Tokenising,
         template: ChatTemplate | None,
         generator: Generator | None,
         embed: Embed,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         """``generator``: None where the model is no decoder."""
-        self._manifest, self._tokenizer, self._template = manifest, tokenizer, template
+        self._manifest, self._tokenising, self._template = manifest, tokenising, template
+        self._tokenizer = tokenising.tokenizer
         self._generator, self._embed, self._loop = generator, embed, loop
         self._created = int(time.time())
         numbers = manifest.architecture.get("decoder", manifest.architecture)
@@ -89,13 +91,13 @@ class OpenAiApi:
         given, as_base64 = request.embedding(document)
         if self._manifest.task != "embedding":
             raise FieldError(f"{self._manifest.name} does {self._manifest.task}, it makes no embeddings", "model")
-        ids = self._ids(given, "input")
+        ids = await self._ids(given, "input")
         vectors = as_float32((await self._embed(ids, sent))["embedding"])
         tokens = sum(map(len, ids))
         answer(Reply(200, (answers.embeddings_document(self._manifest.name, vectors, tokens, as_base64=as_base64),)))
         return 200, tokens
 
-    def _ids(self, given: list[str] | list[list[int]], field: str) -> list[list[int]]:
+    async def _ids(self, given: list[str] | list[list[int]], field: str) -> list[list[int]]:
         """Raises FieldError."""
         texts = [one for one in given if isinstance(one, str)]
         together, most = sum(map(len, texts)), max(MOST_CHARACTERS, 32 * self._tokenizer.settings.max_tokens)
@@ -103,7 +105,7 @@ class OpenAiApi:
             raise FieldError(f"the texts have {together} characters together; at most {most} are taken at once", field)
         ids = [one for one in given if not isinstance(one, str)]
         try:
-            ids = self._tokenizer.encode_all(texts) if texts else ids
+            ids = await self._tokenising.ids(texts) if texts else ids
         except TextError as error:
             raise FieldError(str(error), field) from None
         for one in ids:
@@ -111,10 +113,10 @@ class OpenAiApi:
                 raise FieldError(f"{field} has a token id outside 0 to {self._vocabulary - 1}", field)
         return ids
 
-    def _prompts(self, asked: Asked) -> list[list[int]]:
+    async def _prompts(self, asked: Asked) -> list[list[int]]:
         """Token ids of all prompts, each with room for its new tokens. Raises FieldError, BadInputError."""
         if asked.messages is None:
-            ids = self._ids(asked.prompts, "prompt")
+            ids = await self._ids(asked.prompts, "prompt")
         elif self._template is None:
             message = (
                 f"the checkpoint of {self._manifest.name} has no chat template; /v1/completions takes plain prompts"
@@ -122,7 +124,7 @@ class OpenAiApi:
             raise FieldError(message, "messages", "no_chat_template")
         else:
             try:
-                ids = [self._tokenizer.encode_rendered(self._template.render(asked.messages))]
+                ids = [await self._tokenising.of_chat(asked.messages, self._template)]
             except TextError as error:
                 raise FieldError(str(error), "messages", "context_length_exceeded") from None
         longest = max(map(len, ids))
@@ -140,7 +142,7 @@ class OpenAiApi:
     async def _texts(
         self, asked: Asked, sent: Request, answer: Answer, generator: Generator, *, chat: bool
     ) -> tuple[int, int]:
-        prompts = self._prompts(asked)
+        prompts = await self._prompts(asked)
         writing = Writing(self._start(asked, prompts, sent, generator), prompts, asked, generator, self._tokenizer)
         befores = [() if asked.echo else prompt for prompt in prompts for _ in range(asked.n)]
         form = Form(

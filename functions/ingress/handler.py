@@ -19,6 +19,7 @@ from functions.generation.generator import Generator
 from functions.generation.metrics import GenerationMetrics
 from functions.generation.sampling import Sampling
 from functions.generation.texts import end_tokens
+from functions.generation.tokenising import Tokenising
 from functions.ingress import api
 from functions.ingress.bursts import BurstActivation, Gateway
 from functions.ingress.calls import NodeCaller, PassContext
@@ -66,6 +67,7 @@ class Ingress:
         self.manifest = manifest
         self.tokenizer = tokenizer or TextTokenizer(settings.pipeline_dir, manifest.tokenizer)
         self.tokenizer.encode("warm")
+        self._tokenising = Tokenising(self.tokenizer)
         self.instruments = IngressInstruments(
             manifest.name,
             [node.id for node in manifest.nodes],
@@ -116,7 +118,7 @@ class Ingress:
             self.instruments.expose(GenerationMetrics(self.manifest.name, self._generator))
             self.statistics.generation = self._generator.document
         self._openai = OpenAiApi(
-            self.manifest, self.tokenizer, self._template, self._generator, self._embed, self._loop
+            self.manifest, self._tokenising, self._template, self._generator, self._embed, self._loop
         )
         self._following = [self._loop.create_task(resolver.run(self._update))]
         if self._bursts is not None:
@@ -220,7 +222,7 @@ class Ingress:
         """Body of the answer and how many tokens went through the pipeline."""
         asked = api.parse(request.body, request.headers.get("content-type", ""), self.manifest.task)
         try:
-            ids = self.tokenizer.encode_all(asked.texts)
+            ids = await self._tokenising.ids(asked.texts)
         except MoeError as error:
             raise BadInputError(str(error)) from None
         lengths = [len(text) for text in ids]

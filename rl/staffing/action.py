@@ -16,6 +16,7 @@ from evaluation.bound.loads import load_of
 from platform_words.bursts import MAX_STANDBYS
 from rl.agent.contract import Floats32
 from rl.staffing.checks import NONE, Correction
+from rl.staffing.margin import RULE
 from simulation.arrays import Floats, Ints
 from simulation.workloads.workload import Workload
 
@@ -188,7 +189,7 @@ def _burst(standbys: int, values: Mapping[str, Floats], place: int) -> Burst | N
     sleep_s = round(float(values["sleep_s"][place]), 3)
     if not standbys and sleep_s >= ALWAYS_S:
         return None
-    numbers = {name: round(float(values[name][place]), 3) for name in ("headroom", "spare", "hold_s", "look_back_s")}
+    numbers = {name: round(float(values[name][place]), 3) for name in RULE}
     return Burst(standbys, **numbers, sleep_s=sleep_s if sleep_s < ALWAYS_S else None)
 
 

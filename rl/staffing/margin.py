@@ -9,13 +9,13 @@ for the other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import log2
+from math import isclose, log2
 
 import numpy as np
 
-from autoscaler.contract import Observation
+from autoscaler.contract import Burst, Observation
 
 STEPS = 8
 """Sizes of the margin between none and all of it: each is a new rule for every function."""
@@ -31,6 +31,10 @@ NUMBERS: Mapping[str, tuple[float, float, float]] = {
 look-backs follow chance less and the load later, and a request waits meanwhile. The upper half is for replicas that
 are late: calls that wait are computed as one product, so the work that CPU time shows is less than what it takes to
 let none wait."""
+RULE = ("headroom", "spare", "hold_s", "look_back_s")
+"""Those of them that a function has as they were ordered: how many standbys, the room decides."""
+ROUNDED = 1e-3
+"""How far a function's number may be from what was ordered."""
 LATE, BACK = 0.9, 2
 """P95 over λ of a window up to which it counts as one that keeps λ; steps that the margin grows by in the second window
 over λ in a row, and in the fourth. One alone may be chance: P95 of a few requests is the slowest, and known by a
@@ -74,12 +78,23 @@ class Margin:
     over: int | None = None
     """The level whose size was in force in the last window with answers, where that was over λ and nothing grew."""
 
+    @staticmethod
+    def ordered(bursts: Collection[Burst], following: Collection[str]) -> Margin:
+        """That by which functions have their rules, as of a controller before this one: every size of all levels is
+        then the one that was in force. ``following``: names of numbers that the margin sets. Where no rule is one of
+        its sizes, or none of its numbers is among those, the first margin."""
+        names = [name for name in RULE if name in following]
+        sizes = [size for size in range(STEPS + 1) if names and any(_is_of(size, burst, names) for burst in bursts)]
+        return Margin(min(sizes, key=lambda size: abs(size - START), default=START))
+
     def after(self, observation: Observation, slo_s: float) -> Margin:
         """With a window more, which is due to the size that was in force: that of the level before it. One in which
-        nothing was answered counts as none."""
+        nothing was answered counts as none, as does one in which another policy's order was in force."""
         if observation.stale or observation.latency_p95_s is None or not observation.tokens_per_s:
             return self
         level = round(log2(observation.tokens_per_s))
+        if observation.decided_by:
+            return replace(self, level=level, over=None)
         force = level if self.level is None else self.level
         now = observation.latency_p95_s / slo_s
         if now <= LATE:
@@ -113,5 +128,14 @@ class Margin:
     @property
     def numbers(self) -> dict[str, float]:
         """The rule's numbers, evenly between those of :data:`NUMBERS`."""
-        at = (0, START, STEPS)
-        return {name: float(np.interp(self.size, at, values)) for name, values in NUMBERS.items()}
+        return _numbers(self.size)
+
+
+def _numbers(size: int) -> dict[str, float]:
+    return {name: float(np.interp(size, (0, START, STEPS), values)) for name, values in NUMBERS.items()}
+
+
+def _is_of(size: int, burst: Burst, names: Sequence[str]) -> bool:
+    """A function has its numbers to three places."""
+    numbers = _numbers(size)
+    return all(isclose(getattr(burst, name), numbers[name], abs_tol=ROUNDED) for name in names)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
@@ -12,13 +12,12 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from autoscaler.checked import NotNegative, Positive, PositiveShare
+from autoscaler.checked import NotNegative, Positive, PositiveShare, Rule
 from autoscaler.contract import Burst, Configuration, Memory, Observation, Policy, Proposal
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making
 from autoscaler.prices import money
-from evaluation.bound.last_window import MEAN_TOKENS, Plan, pass_slo_s, workload_of
-from evaluation.bound.last_window import MakingSettings as PlannerSettings
+from evaluation.bound.last_window import MEAN_TOKENS, ModelSettings, Plan, pass_slo_s, workload_of
 from platform_words.bursts import MAX_STANDBYS
 from rl.agent.contract import Batch
 from rl.agent.doubts import RANGES, Doubts
@@ -29,7 +28,7 @@ from rl.staffing.action import AXES, NAMES, Actions, Depth, Staffing, action_of,
 from rl.staffing.checks import LEAST_SEEN, NONE, Correction, tokens_seen, without_calls
 from rl.staffing.export import load
 from rl.staffing.features import FEATURES, StaffingEncoder
-from rl.staffing.margin import Margin
+from rl.staffing.margin import RULE, Margin
 from rl.staffing.networks import StaffingActor
 from rl.staffing.work import Work
 from simulation.arrays import Floats
@@ -53,9 +52,15 @@ class Remembered:
     margin: Margin = field(default_factory=Margin)
 
     @staticmethod
-    def of(memory: Memory) -> Remembered:
-        """What a policy remembered, nothing where that is another policy's."""
-        return memory if isinstance(memory, Remembered) else Remembered()
+    def of(memory: Memory, observation: Observation, following: Collection[str]) -> Remembered:
+        """What the rule remembered. Where that is nothing, as after a start of the controller, what its orders of
+        before have left at the functions. ``following``: names of numbers that the margin sets."""
+        if isinstance(memory, Remembered):
+            return memory
+        present = {node.function: node.configuration for node in observation.nodes if node.configuration is not None}
+        bursts = {function: one.burst for function, one in present.items() if one.burst is not None}
+        stated = {function: burst.token_s for function, burst in bursts.items() if burst.token_s is not None}
+        return Remembered(Work(token_s=stated), Margin.ordered(bursts.values(), following))
 
 
 class StaffingRule:
@@ -110,7 +115,7 @@ class StaffingRule:
         return replace(answer, desired=stated, reasons={**answer.reasons, **reasons}, memory=remembered)
 
     def _remembered(self, observation: Observation, memory: Memory) -> Remembered:
-        before = Remembered.of(memory)
+        before = Remembered.of(memory, observation, self._following)
         return Remembered(before.work.after(observation), before.margin.after(observation, self._workload.slo_s))
 
     def _followed(self, margin: Margin) -> Mapping[str, float]:
@@ -142,7 +147,7 @@ class StaffingRule:
         """Those of :meth:`_depth` for every segment on cores, one at least, with the standbys of the rule at least."""
         if not self._segment_standbys:
             return {}
-        rule = {name: values[name] for name in ("headroom", "spare", "hold_s", "look_back_s")}
+        rule = {name: values[name] for name in RULE}
         burst = Burst(self._segment_standbys, **rule)
         present = {
             node.function: node.configuration
@@ -235,8 +240,9 @@ busy costs less always running than opened again by every other request."""
 
 
 @dataclass(frozen=True)
-class RuleSettings(PlannerSettings):
-    """Keys of the rule's file: the planner's latency model, and the eight numbers."""
+class RuleSettings(ModelSettings):
+    """Keys of the rule's file: the latency model, and the eight numbers, each within its axis of
+    :data:`rl.staffing.action.AXES`."""
 
     title = "staffing"
     plan: bool = True
@@ -275,13 +281,23 @@ class RuleSettings(PlannerSettings):
     @property
     def given(self) -> dict[str, float]:
         """Those that the file has, or that have one default for all; by :data:`rl.staffing.action.NAMES`."""
-        mine = {name: getattr(self, "activation_headroom" if name == "headroom" else name) for name in NAMES}
+        mine = {name: getattr(self, _key(name)) for name in NAMES}
         return {name: value for name, value in mine.items() if value is not None}
+
+    def rules(self) -> Iterable[Rule]:
+        given = self.given
+        for axis in AXES:
+            value = given.get(axis.name, axis.low)
+            yield _key(axis.name), axis.low <= value <= axis.high, f"{axis.low:g} to {axis.high:g}"
+
+
+def _key(name: str) -> str:
+    return "activation_headroom" if name == "headroom" else name
 
 
 @dataclass(frozen=True)
-class LearntSettings(PlannerSettings):
-    """Keys of the learnt policy's file: the planner's latency model, and the actor."""
+class LearntSettings(ModelSettings):
+    """Keys of the learnt policy's file: the latency model, and the actor."""
 
     title = "staffing-learnt"
     actor: str = ""

@@ -26,11 +26,14 @@ class Fixed:
     name: str
     desired: Configuration
     asked: list[object] = field(default_factory=list)
+    decided_by: list[str] = field(default_factory=list)
+    """What each window's observation names."""
     doubts: str = ""
     """One letter a window: ``d`` where it doubts itself."""
 
     def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
         self.asked.append(memory)
+        self.decided_by.append(observation.decided_by)
         doubted = self.doubts[len(self.asked) - 1 :][:1] == "d"
         doubt = "it has not met the like" if doubted else ""
         return Proposal({FUNCTION: self.desired}, {FUNCTION: self.name}, len(self.asked), doubt)
@@ -104,6 +107,13 @@ def test_both_policies_see_every_window_with_their_own_memory() -> None:
     chosen, other = Fixed("learnt", configuration(1)), Fixed("hpa", configuration(5))
     replicas(FallbackPolicy(chosen, other, FallbackSettings(Targets(SLO_S))), [MISSED] * 4)
     assert chosen.asked == other.asked == [None, 1, 2, 3]
+
+
+def test_the_policy_knows_in_which_windows_another_had_decided() -> None:
+    chosen, other = Fixed("learnt", configuration(1)), Fixed("hpa", configuration(5))
+    settings = FallbackSettings(Targets(SLO_S), calm_windows=2)
+    replicas(FallbackPolicy(chosen, other, settings), [*[MISSED] * 3, *[KEPT] * 4])
+    assert chosen.decided_by == ["", "", "", "hpa", "hpa", "", ""]
 
 
 def test_the_reason_names_who_decided_and_why() -> None:

@@ -67,7 +67,8 @@ def test_deployments_are_such_as_the_api_server_takes() -> None:
 def test_every_program_is_asked_whether_it_is_ready_and_alive_on_a_port_that_it_has(name: str) -> None:
     spec = container(name)
     probes = {key: value["httpGet"] for key, value in spec.items() if key.endswith("Probe")}
-    assert {"readinessProbe", "livenessProbe"} <= set(probes)
+    starts_slowly = {"startupProbe"} if name != "prometheus" else set()
+    assert {"readinessProbe", "livenessProbe"} | starts_slowly <= set(probes)
     assert {probe["port"] for probe in probes.values()} <= {port["name"] for port in spec["ports"]}
 
 

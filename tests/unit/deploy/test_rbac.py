@@ -5,6 +5,7 @@ further namespaces.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -182,6 +183,15 @@ async def test_the_controller_does_all_that_it_may_and_nothing_else(guarded: Run
     elector.release()
     api.close()
     assert used(guarded, "smoe-controller") == granted("smoe-controller")
+
+
+def test_leases_are_of_the_name_that_controllers_are_started_with() -> None:
+    controller = (DEPLOY / "kubernetes" / "controller.yaml").read_text()
+    (name,) = re.findall(r"--lease=(\S+)", controller)
+    for files in (RBAC, EVERYWHERE):
+        rules = [rule for rule in rules_of("smoe-controller", files) if rule["resources"] == ["leases"]]
+        names = {verb: rule.get("resourceNames") for rule in rules for verb in rule["verbs"]}
+        assert names == {"create": None} | {verb: [name] for verb in ("get", "update")}
 
 
 def test_a_call_that_is_not_granted_is_refused_by_the_double(guarded: Running, platforms: Platforms) -> None:

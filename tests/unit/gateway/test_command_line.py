@@ -120,6 +120,21 @@ def test_passwords_that_were_put_there_are_used(tmp_path: Path) -> None:
     assert ensure_credentials(settings).password == "own"
 
 
+def test_a_password_that_others_could_read_is_made_private_and_the_log_has_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = GatewaySettings(state=tmp_path)
+    settings.secrets_dir.mkdir()
+    path = settings.secrets_dir / "basic-auth-password"
+    path.write_text("own\n")
+    path.chmod(0o644)
+    assert ensure_credentials(settings).password == "own"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{path} had mode 644, so that others could read it; it is 600 now"
+    ]
+
+
 @given(st.integers(0, 99), st.integers(0, 59), st.integers(0, 59), st.integers(0, 999))
 def test_gos_durations_add_up(hours: int, minutes: int, seconds: int, millis: int) -> None:
     expected = hours * 3600 + minutes * 60 + seconds + millis / 1000

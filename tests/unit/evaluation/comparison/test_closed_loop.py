@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.closed_loop.__main__ import Setting, cheapest, half_width, recorded, steady_replicas, summaries
-from benchmarks.closed_loop.contenders import contender, turns
+from benchmarks.closed_loop.contenders import check_names, contender, turns
 from benchmarks.closed_loop.runs import Outcome
 
 SETTING = Setting(600.0, 10.0, 0.01, 2.0, 1.7, None, None, 0)
@@ -88,3 +88,10 @@ def test_a_policys_row_has_means_and_intervals_over_its_repeats() -> None:
 
 def test_equal_repeats_have_no_width() -> None:
     assert half_width(np.array([3.0, 3.0, 3.0])) == 0.0
+
+
+def test_a_name_of_no_policy_is_refused_before_anything_is_started() -> None:
+    check_names(("staffing", "static", "static-3", "static-by-load-4", "hpa", "mine.py:make"))
+    for name in ("stafing", "static-0", "by-load"):
+        with pytest.raises(click.BadParameter, match=f"no policy '{name}'; allowed are static, hpa"):
+            check_names(("hpa", name))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from autoscaler.capacity import total_needs
 from autoscaler.contract import Burst, Configuration, Resources
+from autoscaler.errors import SettingsError
 from rl.staffing.action import AXES, NAMES, Depth, Staffing, action_of, granted, one_at_a_time
 from rl.staffing.policy import RuleSettings
 from rl.staffing.risk import RiskSettings, risk
@@ -95,6 +96,13 @@ def test_the_rule_looks_back_and_holds_longer_where_calls_are_measured_unless_it
     values = [[RuleSettings().values(measured)[name] for name in names] for measured in (False, True)]
     assert values == [[6, 0.1, 1.5, 0.25], [3, 0.7, 3, 0.5]]
     assert RuleSettings(spare=0.3).values(measured=True)["spare"] == 0.3
+
+
+@pytest.mark.parametrize(("key", "value"), [("spare", 1.7), ("activation_headroom", 0.3), ("hold_s", 9.0)])
+def test_a_number_beyond_its_axis_is_refused_with_what_is_allowed(key: str, value: float) -> None:
+    axis = next(axis for axis in AXES if key.endswith(axis.name))
+    with pytest.raises(SettingsError, match=f"staffing: {key} is {value}; allowed is {axis.low:g} to {axis.high:g}"):
+        RuleSettings(**{key: value})
 
 
 def test_without_walls_all_are_granted() -> None:

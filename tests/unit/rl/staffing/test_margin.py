@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from math import log2
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from autoscaler.contract import Burst, Observation
 from rl.staffing.env import StaffingEnv
 from rl.staffing.hours import encoder_of
-from rl.staffing.margin import AGAIN, BACK, NUMBERS, QUICK, START, STEPS, WINDOWS, Margin
+from rl.staffing.margin import AGAIN, BACK, NUMBERS, QUICK, RULE, START, STEPS, WINDOWS, Margin
 from rl.staffing.policy import Remembered, StaffingRule
 from rl.staffing.work import Work
 from tests.unit.autoscaler import builders
@@ -124,8 +125,25 @@ def test_a_larger_margin_never_wants_fewer_replicas() -> None:
         assert others == sorted(others)
 
 
+def test_windows_that_another_policy_decided_say_nothing_but_their_level() -> None:
+    margin = seen([(QUIET, 2.0), (BUSY, 2.0)])
+    for times in (0.1, 2.0):
+        other: Observation = replace(VIEW, tokens_per_s=BUSY, latency_p95_s=times * SLO_S, decided_by="hpa")
+        assert margin.after(other, SLO_S) == replace(margin, level=round(log2(BUSY)), over=None)
+
+
 def test_another_policys_memory_is_none() -> None:
-    assert Remembered.of({"hpa": 1}) == Remembered.of(None) == Remembered(Work(), Margin())
+    memories = [Remembered.of(memory, VIEW, NUMBERS) for memory in ({"hpa": 1}, None)]
+    assert memories == [Remembered(Work(), Margin())] * 2
+
+
+@pytest.mark.parametrize("size", [0, 1, START, STEPS - 1, STEPS])
+@pytest.mark.parametrize("following", [tuple(NUMBERS), ("spare",)])
+def test_a_size_is_recognised_by_the_rules_that_functions_have(size: int, following: tuple[str, ...]) -> None:
+    numbers = Margin(size).numbers
+    ordered = Burst(12, **{name: round(numbers[name], 3) for name in RULE})
+    assert Margin.ordered([Burst(3), ordered], following) == Margin(size)
+    assert Margin.ordered([ordered], ()) == Margin.ordered([Burst(3)], following) == Margin()
 
 
 @pytest.mark.parametrize("measured", [True, False])
@@ -146,3 +164,20 @@ def test_the_rule_on_a_measured_pipeline_takes_its_numbers_from_it_but_for_those
     least = (NUMBERS["look_back_s"][0], NUMBERS["spare"][0], 2.0)
     given = (VALUES["look_back_s"], VALUES["spare"], 2.0)
     assert (orders[0], orders[-1]) == (({first}, {least}) if measured else ({given}, {given}))
+
+
+def test_a_controller_that_starts_again_goes_on_with_the_margin_and_the_costs_that_it_had_ordered() -> None:
+    env = StaffingEnv(episodes())
+    env.reset()
+    workload = replace(env.episode.workload, measured=True)
+    view = replace(env.episode.observation, latency_p95_s=0.1 * workload.slo_s)
+    rule = StaffingRule(workload, encoder_of(workload), VALUES, following=NUMBERS)
+    memory = None
+    for _ in range(WINDOWS):
+        before = rule.propose(view, view.end_s, memory)
+        memory = before.memory
+    nodes = tuple(one._replace(configuration=before.desired.get(one.function, one.configuration)) for one in view.nodes)
+    again = rule.propose(replace(view, nodes=nodes, latency_p95_s=None), view.end_s, None)
+    assert isinstance(memory, Remembered) and isinstance(again.memory, Remembered)
+    assert again.memory.margin.size == memory.margin.size < START
+    assert again.memory.work.token_s == memory.work.token_s
