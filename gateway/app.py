@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
@@ -129,7 +129,7 @@ class Gateway:
         return routed | FrontDoor.served() | OpenAiDoor.served()
 
     def _control(self) -> Starlette:
-        return Starlette(routes=self._routes, exception_handlers={GatewayError: gateway_error})
+        return Starlette(routes=self._routes, exception_handlers={GatewayError: gateway_error, ClientDisconnect: _client_gone})
 
     async def _metrics_text(self, request: Request) -> Response:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -164,3 +164,8 @@ class _Router:
 
 async def _to_ui(request: Request) -> Response:
     return RedirectResponse("/ui/", status_code=307)
+
+
+async def _client_gone(request: Request, error: Exception) -> Response:
+    """A client left within its body: nobody reads the answer, and there is nothing to report."""
+    return Response(status_code=400)

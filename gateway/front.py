@@ -160,7 +160,8 @@ class FrontDoor:
             async for data in outcome.stream:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
-        except UpstreamError as error:  # returning without the end makes the server cut the client's connection
+        except (UpstreamError, BodyTooLargeError) as error:
+            # Returning without the end makes the server cut the client's connection.
             log.warning("call %s of %s: %s", call.call_id[:64], call.key, error)
         finally:
             outcome.release()
