@@ -129,7 +129,9 @@ class Gateway:
         return routed | FrontDoor.served() | OpenAiDoor.served()
 
     def _control(self) -> Starlette:
-        return Starlette(routes=self._routes, exception_handlers={GatewayError: gateway_error, ClientDisconnect: _client_gone})
+        return Starlette(
+            routes=self._routes, exception_handlers={GatewayError: gateway_error, ClientDisconnect: _client_gone}
+        )
 
     async def _metrics_text(self, request: Request) -> Response:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

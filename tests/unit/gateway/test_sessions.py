@@ -134,3 +134,13 @@ def test_any_cookie_header_is_read(header: str) -> None:
 def test_the_session_is_found_among_other_cookies() -> None:
     assert session_of(f"a=b; {COOKIE}=1.2.3; c=d") == "1.2.3"
     assert session_of("a=b") == ""
+
+
+def test_logging_out_at_one_copy_of_a_gateway_leaves_the_session_at_the_others() -> None:
+    now_s = 1e9
+    one, other = (Sessions(CREDENTIALS, lambda: now_s) for _ in range(2))
+    value = one.begin()
+    one.end(value)
+    assert (one.holds(value), other.holds(value)) == (False, True)
+    now_s += SESSION_S
+    assert not other.holds(value)

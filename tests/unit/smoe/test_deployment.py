@@ -201,3 +201,7 @@ def test_instances_that_cannot_be_scheduled_are_refused(manifest: Manifest, opti
         check_schedule(replace(manifest, task="causal-lm"), taken)
     with pytest.raises(click.UsageError, match="are for decoders"):
         check_schedule(manifest, {**taken, "instances": 2})
+
+
+def test_a_stack_for_openfaas_names_no_key_of_callers(manifest: Manifest) -> None:
+    assert "caller" not in render_stack(manifest)

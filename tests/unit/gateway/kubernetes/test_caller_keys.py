@@ -10,6 +10,7 @@ import pytest
 
 from gateway.backends.kubernetes.backend import KubernetesBackend
 from gateway.contract import DEFAULT_NAMESPACE, BackendError
+from gateway.feed import ReplicaFeed
 from tests.doubles.kubernetes.fixtures import Backends, until_so
 from tests.doubles.kubernetes.functions import spec
 from tests.doubles.kubernetes.running import Running
@@ -49,3 +50,24 @@ async def test_a_secret_without_a_key_is_named(backends: Backends) -> None:
     await backend.put_secret("callers", DEFAULT_NAMESPACE, b"x", create=True)
     with pytest.raises(BackendError, match="secret callers has no caller-key; delete it"):
         await backends(caller_secret="callers")
+
+
+async def test_once_the_secret_is_deleted_the_next_gateway_makes_another_key(
+    double: Running, backends: Backends
+) -> None:
+    first = await backends(caller_secret="callers")
+    await first.create(spec("f"), 1)
+    double.do(lambda: double.store.delete("secrets", DEFAULT_NAMESPACE, "callers"))
+    second = await backends(caller_secret="callers")
+    assert key_of(second, "f") not in ("", key_of(first, "f"))
+
+
+async def test_the_feed_has_the_keys_of_all_namespaces(double: Running, backends: Backends) -> None:
+    double.do(lambda: double.cluster.add_namespace("team-a", {"openfaas": "1"}))
+    backend = await backends(caller_secret="callers", all_namespaces=True)
+    for namespace in (DEFAULT_NAMESPACE, "team-a"):
+        await backend.create(spec("f", namespace=namespace), 1)
+    await until_so(lambda: len(backend.list()) == 2)
+    functions = ReplicaFeed(backend).snapshot()["functions"]
+    keys = {entry["key"] for entry in functions.values()}
+    assert (len(functions), len(keys), "" in keys) == (2, 2, False)

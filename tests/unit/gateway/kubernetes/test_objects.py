@@ -213,3 +213,9 @@ def test_a_functions_pod_has_no_account_s_token_and_gains_no_rights() -> None:
     assert made["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
     security = container(made)["securityContext"]
     assert (security["allowPrivilegeEscalation"], security["readOnlyRootFilesystem"]) == (False, True)
+
+
+def test_a_function_has_its_image_s_user_unless_the_gateway_was_given_one() -> None:
+    assert "runAsUser" not in container(deployment(spec("f")))["securityContext"]
+    security = container(deployment(spec("f"), KubernetesSettings(run_as_user=12000)))["securityContext"]
+    assert (security["runAsUser"], security["runAsNonRoot"]) == (12000, True)

@@ -94,3 +94,9 @@ async def test_what_siblings_and_controllers_ask_is_not_served_at_the_front_door
         assert (answer.status, "controller and its siblings only" in answer.text) == (404, True)
         assert (await gateway.call("GET", f"/function/other{path}")).status == 200
         assert (await gateway.call("POST", "/function/inner")).status == 200
+
+
+async def test_an_image_that_does_not_look_at_the_key_answers_without_it(keyed: tuple[ProcessBackend, Running]) -> None:
+    backend, _ = keyed
+    await backend.create(spec("f"), 1)
+    assert (await ask((await until(backend, "f", ready(1))).ready[0].address))[0] == 200

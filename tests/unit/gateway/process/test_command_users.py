@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -142,3 +143,11 @@ def test_the_watchdog_imports_nothing_once_it_serves() -> None:
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=100, check=True
     )
     assert ended.stdout.strip() == ""
+
+
+@as_root
+async def test_commands_share_network_names_of_processes_and_what_all_users_may_read(backend: ProcessBackend) -> None:
+    own = Path("/proc/self/ns/net").readlink()
+    assert await answer(backend, "f", "readlink /proc/self/ns/net") == (200, f"{own}\n".encode())
+    assert await answer(backend, "g", f"cat /proc/{os.getpid()}/comm") == (200, Path("/proc/self/comm").read_bytes())
+    assert await answer(backend, "h", "cat /etc/passwd") == (200, Path("/etc/passwd").read_bytes())
