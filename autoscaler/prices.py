@@ -29,7 +29,7 @@ DEFAULT_METER: Meter = "provisioned"
 def money(amount: float, currency: str) -> str:
     """An amount for people, with three significant digits: ``$8.31``, ``EUR 0.0421``."""
     sign = "$" if currency in ("USD", "$") else f"{currency} "
-    return f"{sign}{amount:,.0f}" if amount >= 100 else f"{sign}{amount:#.3g}"
+    return f"{sign}{amount:,.0f}" if amount >= 99.95 else f"{sign}{amount:#.3g}"
 
 
 @dataclass(frozen=True)

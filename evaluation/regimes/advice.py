@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from autoscaler.prices import money
 from evaluation.regimes.ways import Ways
 
 ENOUGH = 0.05
@@ -35,7 +36,7 @@ def advice(ways: Ways, currency: str) -> Advice:
     costs = {way: cost for way in NAMES if (cost := getattr(ways, way)) is not None}
     cheapest = min(costs, key=lambda way: costs[way])
     way = next(way for way, cost in costs.items() if (1 - ENOUGH) * cost <= costs[cheapest])
-    sentences = [f"{NAMES[way].capitalize()}: {costs[way]:.4g} {currency} an hour for the experts."]
+    sentences = [f"{NAMES[way].capitalize()}: {money(costs[way], currency)} an hour for the experts."]
     if way != "constant" and "constant" in costs:
         sentences.append(f"That is {1 - costs[way] / costs['constant']:.0%} less than {NAMES['constant']}.")
     elif way != "constant":

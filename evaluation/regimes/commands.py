@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from autoscaler.prices import money
 from evaluation.bound.inputs import asked_for, input_options, trace_requests
 from evaluation.comparison.errors import EvaluationError
 from evaluation.comparison.quickest import walled
@@ -80,7 +81,8 @@ def advise(trace: str, data: Path | None, as_json: bool, **options: Any) -> None
         except EvaluationError as error:
             raise click.ClickException(str(error)) from error
     seconds = window_s * max(WARM_UP + 1, ceil(float(requests.arrival_s[-1]) / window_s))
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("windows", total=1.0)
         compared = ways(
             workload, requests, window_s, seconds, options["seed"],
@@ -107,11 +109,11 @@ def _show(workload: Workload, requests: Requests, compared: Ways, as_json: bool)
         click.echo(json.dumps({**about, **asdict(compared), "currency": currency, **asdict(recommended)}))
         return
     title = f"simulated: {workload.name}, {requests.source}, SLO {1000 * workload.slo_s:.4g} ms"
-    table = Table("way", f"{currency} an hour", "saves on one constant", title=title)
+    table = Table("way", "an hour", "saves on one constant", title=title)
     for way, words in NAMES.items():
         cost = getattr(compared, way)
         saved = "–" if cost is None or compared.constant is None else f"{1 - cost / compared.constant:.0%}"
-        table.add_row(words, "–" if cost is None else f"{cost:.4g}", saved)
+        table.add_row(words, "–" if cost is None else money(cost, currency), saved)
     Console().print(table)
     for sentence in recommended.sentences:
         click.echo(sentence)

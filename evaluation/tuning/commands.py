@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from autoscaler.policy.hpa import HpaSettings, hpa_of_windows
-from autoscaler.prices import Meter
+from autoscaler.prices import Meter, money
 from autoscaler.stored_deployment import Plan, save_plan
 from evaluation.bound.inputs import Asked, asked_for, input_options, trace_requests
 from evaluation.bound.loads import WindowLoad
@@ -81,8 +81,9 @@ def tune(policy: str, trace: str, data: Path | None, out: Path, **options: Any) 
     stem = f"{policy}.{workload.name}"
     write_trials(result.trials, out / f"{stem}.csv")
     save_plan(Plan(workload.topology.pipeline, chosen, about), out / f"{stem}.json")
+    paid = money(best.cost, workload.prices.currency)
     click.echo(
-        f"{out / stem}.json: {best.words}; {best.cost:.4g} {workload.prices.currency} ({meter}), 95 % of windows keep "
+        f"{out / stem}.json: {best.words}; {paid} ({meter}), 95 % of windows keep "
         f"{1000 * best.tail_s:.1f} ms of {1000 * workload.slo_s:g}; trial {best.number} of {len(result.trials)}, "
         f"{'converged' if result.converged else 'not converged: more trials may help'}; seconds of calls "
         f"{workload.latency.name}, {measured:.0%} of the calls lie where it was measured"
@@ -134,7 +135,8 @@ def _searched(deployments: Deployments, outcome: Outcome, workload: Workload, se
     """The search, with a bar on stderr."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("trials", total=settings.trials)
 
         def on_trial(trial: Trial) -> None:

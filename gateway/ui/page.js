@@ -16,7 +16,9 @@ const at = (id) => document.getElementById(id);
 const number = (v) => v == null ? "–" : v >= 10000 ? `${(v / 1000).toFixed(v >= 1e5 ? 0 : 1)}k` : v >= 100 || Number.isInteger(v) ? v.toFixed(0) : v >= 10 ? v.toFixed(1) : v.toFixed(2);
 const seconds = (v) => v == null ? "–" : v >= 10 ? `${v.toFixed(1)} s` : v >= 1 ? `${v.toFixed(2)} s` : `${(v * 1000).toFixed(v < 0.01 ? 1 : 0)} ms`;
 const percent = (v) => v == null ? "–" : `${(v * 100).toFixed(0)}%`;
-const money = (v, currency) => v == null ? "–" : `${currency === "USD" ? "$" : ""}${v.toFixed(v < 0.1 ? 4 : 2)}${currency === "USD" ? "" : ` ${currency ?? ""}`}`;
+const ofTarget = (v) => v < 2 ? percent(v) : `${Number(v.toPrecision(2))} × the target`;
+// As in the terminal (autoscaler/prices.py): three significant digits.
+const money = (v, currency) => v == null ? "–" : `${currency === "USD" ? "$" : `${currency ?? ""} `.trimStart()}${v >= 99.95 ? Math.round(v).toLocaleString("en-US") : v.toPrecision(3)}`;
 const text = (id, value) => { at(id).textContent = value; };
 const withUnit = (id, value, unit) => { const small = document.createElement("small"); small.textContent = ` ${unit}`; at(id).replaceChildren(value, small); };
 
@@ -92,7 +94,7 @@ function showState(view) {
 function showFigures(view, nodes) {
   const p95 = view?.latency_p95_s, slo = view?.slo_s, gauge = at("gauge"), part = p95 != null && slo ? p95 / slo : null;
   text("p95", seconds(p95));
-  text("slo", slo ? `of ${seconds(slo)}${part == null ? "" : ` · ${percent(part)}`}` : "no target set");
+  text("slo", slo ? `of ${seconds(slo)}${part == null ? "" : ` · ${ofTarget(part)}`}` : "no target set");
   gauge.className = `gauge ${slo ? "target" : ""} ${part > 1 ? "bad" : part > 0.8 ? "warn" : ""}`;
   gauge.firstElementChild.style.width = part == null ? "0" : `${Math.min(100, part * 66.66)}%`;
   withUnit("rps", number(view?.requests_per_s), "/s");

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 from stable_baselines3.common.logger import Logger
 
+from autoscaler.prices import money
 from evaluation.provenance import code_sha256
 from rl.agent.ddpg.algorithm import PipelineDDPG
 from rl.agent.export import save
@@ -69,7 +70,8 @@ def fine_tune(
     agent = PipelineDDPG.load(checkpoint)
     agent.set_logger(Logger(None, []))
     before = online.desired(agent, logged)
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("updates", total=updates)
         online.fine_tune(agent, logged, updates, lambda: bar.advance(task))
     after = online.desired(agent, logged)
@@ -97,12 +99,14 @@ def _compared(logged: online.Logged, before: online.Desired, after: online.Desir
 
 def _described(outcome: dict[str, Any]) -> str:
     over = "" if outcome["windows_over_slo"] is None else f", {100 * outcome['windows_over_slo']:.1f} % over the target"
-    money = outcome["currency"]
+    ran, before, after = (
+        money(outcome[f"{name}_per_hour"], outcome["currency"]) for name in ("ran", "before", "after")
+    )
     return (
         f"{outcome['actor']}: learnt from {outcome['windows']} windows of {outcome['pipeline']}, "
         f"{outcome['updates']} updates\n"
-        f"experts in these windows: {money} {outcome['ran_per_hour']:.4g} an hour provisioned as they ran{over}; "
-        f"the actor asks for {outcome['before_per_hour']:.4g} before and {outcome['after_per_hour']:.4g} after, "
+        f"experts in these windows: {ran} an hour provisioned as they ran{over}; "
+        f"the actor asks for {before} before and {after} after, "
         f"otherwise in {100 * outcome['changed']:.0f} % of them. "
         "What P95 these configurations would have had is not known: nothing was tried."
     )

@@ -18,6 +18,7 @@ from autoscaler.contract import ConfigurationSpace
 from autoscaler.errors import SettingsError
 from autoscaler.options import options_of
 from autoscaler.platforms.quantities import configuration_from
+from autoscaler.prices import money
 from autoscaler.state.targets import Targets as Lambda
 from evaluation.generation import CONSTANT, Setting, constants, run_policy
 from functions.scheduling.settings import SchedulingError, Targets
@@ -224,7 +225,7 @@ def _table(summaries: list[dict[str, Any]], requests: int) -> Table:
         over = "-" if one["windows_over"] is None else f"{one['windows_over']:.1%}"
         mean, most = one["instances_mean"], one["instances_max"]
         table.add_row(
-            one["policy"], f"{one['cost_per_hour']:.3f} {one['currency']}", f"{one['goodput']:.1%}", over,
+            one["policy"], money(one["cost_per_hour"], one["currency"]), f"{one['goodput']:.1%}", over,
             _pair(one["ttft_s"]), _pair(one["tpot_s"]), f"{mean:.1f}, at most {most}",
             f"{one['expert_replicas_mean']:.2f}",
         )  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 
 from autoscaler.contract import Cost
 from autoscaler.errors import SettingsError
-from autoscaler.prices import DEFAULT_SHEET, function_cost, load_prices, total_cost
+from autoscaler.prices import DEFAULT_SHEET, function_cost, load_prices, money, total_cost
 from functions.dispatch.activation import Burst
 from tests.unit.autoscaler.builders import PRICES, configuration, info, observation, observed
 
@@ -33,6 +33,14 @@ def test_the_default_sheet_names_its_source_and_prices_all_three_resources() -> 
 def test_a_unit_is_memory_and_compute_of_one_replica() -> None:
     assert PRICES.unit_per_s(configuration(5, memory_mb=512, cpu_cores=3.0)) == 3 * 2.0 + 0.5 * 1.0
     assert PRICES.unit_per_s(configuration(cpu_cores=0.0, gpu_share=0.5)) == 0.5 * 10.0 + 0.25 * 1.0
+
+
+@pytest.mark.parametrize(
+    ("amount", "currency", "text"),
+    [(15.234, "USD", "$15.2"), (0.41, "USD", "$0.410"), (99.97, "USD", "$100"), (1234.5, "EUR", "EUR 1,234")],
+)
+def test_an_amount_has_three_significant_digits_and_its_currency(amount: float, currency: str, text: str) -> None:
+    assert money(amount, currency) == text
 
 
 @pytest.mark.parametrize(

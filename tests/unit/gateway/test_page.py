@@ -230,7 +230,9 @@ def shown(dom: str, identity: str) -> str:
 async def test_a_browser_shows_heat_map_configuration_latency_cost_and_decisions(
     start: Starter, tmp_path: Path
 ) -> None:
-    seen = document(time.time(), problems=["<b>target 10.0.0.1:8080</b> could not be scraped"])
+    costs = {"busy_per_hour": 0.41, "provisioned_per_hour": 15.234}
+    problems = ["<b>target 10.0.0.1:8080</b> could not be scraped"]
+    seen = document(time.time(), problems=problems, latency_p95_s=2.437, cost=costs)
     seen["history"][50] |= {"p95_s": None, "in_flight": 63.0}
     seen["history"][90] |= {"p95_s": None, "in_flight": 0.0}
     folder = tmp_path / "state" / "view"
@@ -245,8 +247,8 @@ async def test_a_browser_shows_heat_map_configuration_latency_cost_and_decisions
         filled = "document.getElementById('configuration')?.textContent.includes('1.50 cores')"
         dom, picture = await browse(running, tmp_path, until=filled)
     assert (shown(dom, "pipeline"), shown(dom, "state"), shown(dom, "policy")) == ("minilm", "live", "policy hpa")
-    assert shown(dom, "slo").startswith("of 120 ms")
-    assert shown(dom, "cost").startswith("$2.")
+    assert shown(dom, "slo") == "of 120 ms · 20 × the target"
+    assert (shown(dom, "cost"), shown(dom, "busy")) == ("$15.2 an hour", "$0.410 busy")
     experts = re.findall(r'data-node="(expert-\d+-\d+)" style="background: rgb', dom)
     assert len(set(experts)) == 24
     assert len(re.findall(r'data-node="segment-\d+"', dom)) == 7

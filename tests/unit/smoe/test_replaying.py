@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from hashlib import sha256
 
@@ -78,6 +79,7 @@ def test_policies_and_the_fewest_instances_that_would_do_stand_side_by_side(aske
     assert rows["hpa"]["expert_replicas_mean"] == 1.0
     table = run(*asked, "--policies", "static")
     assert "static" in table.output and "simulated: 240 requests" in table.output
+    assert re.search(r"static .*\$\d", table.output) and "USD" not in table.output
 
 
 def test_a_share_of_the_requests_is_kept_by_the_seed(asked: list[str]) -> None:

@@ -38,6 +38,7 @@ def test_the_simplest_way_near_the_cheapest_is_recommended(ways: Ways, way: str)
     recommended = advice(ways, "USD")
     assert recommended.way == way
     assert recommended.sentences[0].lower().startswith(NAMES[way])
+    assert f": ${getattr(ways, way):#.3g} an hour" in recommended.sentences[0]
 
 
 def test_bounds_and_windows_that_nothing_keeps_are_named() -> None:
