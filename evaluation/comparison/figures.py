@@ -13,11 +13,13 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from evaluation.comparison.tables import runs_of
 
 Run = Mapping[str, Any]
 WIDTH = 0.8
+DECADE = 10.0
 
 
 def figure_7(path: Path, summaries: Sequence[Run], windows: Mapping[tuple[Any, ...], Sequence[float]]) -> None:
@@ -53,7 +55,7 @@ def figure_7(path: Path, summaries: Sequence[Run], windows: Mapping[tuple[Any, .
     costs.set_ylabel("provisioned cost / costliest")
     costs.legend(ncols=4, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 1.25), frameon=False)
     tails.axhline(1.0, color="crimson", linestyle="--", linewidth=1)
-    tails.set_yscale("log")
+    _scale(tails)
     tails.set_ylabel("P95 of a window / SLO")
     figure.suptitle(f"Simulated, pattern {pattern} (the paper's Figure 7)", fontsize=10)
     figure.savefig(path, dpi=130)
@@ -81,7 +83,7 @@ def figure_8(path: Path, summaries: Sequence[Run]) -> None:
             grid[row, column].grid(alpha=0.3)
         grid[1, column].set_xlabel({"pattern": "request pattern", "tokens": "mean tokens of a request"}[axis])
         grid[1, column].axhline(1.0, color="crimson", linestyle="--", linewidth=1)
-        grid[1, column].set_yscale("log")
+        _scale(grid[1, column])
     grid[0, 0].set_ylabel("provisioned cost / costliest")
     grid[1, 0].set_ylabel("P95 / SLO")
     drawn = grid[0, 0].get_legend_handles_labels()
@@ -89,6 +91,16 @@ def figure_8(path: Path, summaries: Sequence[Run]) -> None:
     figure.suptitle("Simulated (the paper's Figure 8)", fontsize=10)
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def _scale(axes: Axes) -> None:
+    """Linear where what is drawn spans less than a decade, else logarithmic, with plain numbers at the ticks."""
+    low, high = axes.dataLim.intervaly
+    if 0 < low <= high / DECADE:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_formatter("{x:g}")
 
 
 def _box(axes: Axes, x: float, values: Sequence[float], width: float, color: str) -> None:

@@ -6,6 +6,7 @@ import base64
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import isclose
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ import pyarrow as pa
 from jinja2 import Environment
 from pyarrow.csv import write_csv as write_table
 
+from autoscaler.prices import money
 from evaluation.comparison.episode import BOUND, METERS
 from evaluation.comparison.figures import figure_7, figure_8
 from evaluation.comparison.grid import Grid
 from evaluation.comparison.learnt_files import learnt_file
 from evaluation.comparison.store import windows_of
-from evaluation.comparison.tables import HEAD, NAMES, binds, cells, markdown, rows, write_csv
+from evaluation.comparison.tables import HEAD, NAMES, Row, binds, cells, markdown, rows, write_csv
 from simulation.workloads.worlds import PAPER_CAPACITY
 from traces.model import PATTERNS, classify
 
@@ -55,7 +57,8 @@ def write_report(
     write_csv(paths.csv, summaries)
     windows = windows_of(summaries, out)
     write_table(windows, paths.windows)
-    paths.markdown.write_text(f"{heading(grid, summaries, absent)}\n\n{markdown(summaries)}")
+    listed = "\n".join(f"- {note}" for note in notes(grid, summaries, absent))
+    paths.markdown.write_text(f"{verdict(rows(summaries))}\n\n{markdown(summaries)}\n{listed}\n")
     document = {"grid": settings(grid), "runs": list(summaries), "left_out": absent}
     paths.json.write_text(json.dumps(document, indent=1))
     figure_7(paths.figures[0], summaries, _tails(windows))
@@ -80,15 +83,36 @@ def where(grid: Grid) -> str:
     return " and ".join(parts)
 
 
+def verdict(compared: Sequence[Row]) -> str:
+    """The cheapest policies of each pattern that keep the SLO, in a sentence."""
+    parts = []
+    for pattern in dict.fromkeys(row.pattern for row in compared):
+        costs = {
+            row.policy: row.cost["provisioned"].value
+            for row in compared
+            if row.pattern == pattern and row.p95 is not None and row.p95.value <= 1 and "provisioned" in row.cost
+        }
+        names = [name for name, cost in costs.items() if isclose(cost, min(costs.values()))]
+        paid = f" at {money(costs[names[0]], compared[0].currency)} provisioned" if names else ""
+        parts.append(f"{' and '.join(names) or 'none'}{paid} ({pattern})")
+    return f"Cheapest of those whose P95 is within the SLO: {'; '.join(parts)}."
+
+
 def heading(grid: Grid, summaries: Sequence[Summary], left_out: Mapping[str, str] | None = None) -> str:
-    """What was compared with what, and what must be known to read it."""
+    """The notes as one paragraph."""
+    return " ".join(notes(grid, summaries, left_out))
+
+
+def notes(grid: Grid, summaries: Sequence[Summary], left_out: Mapping[str, str] | None = None) -> list[str]:
+    """What was compared with what, and what must be known to read it, in sentences."""
     runs = sum(summary["policy"] != BOUND for summary in summaries)
     made = any(summary.get("trace_measured") is False for summary in summaries)
     sentences = [
         f"{runs} simulated runs {where(grid)}: {', '.join(grid.workloads)}; {', '.join(grid.patterns)}; "
         f"seeds {', '.join(map(str, grid.seeds))}; windows of {grid.window_s:g} s in {grid.seconds:g} s, the first "
-        f"{grid.warm_up_windows} not counted. Costs are the experts'. Figures are interquartile means with 95 % "
-        f"stratified bootstrap intervals, shares have Wilson intervals."
+        f"{grid.warm_up_windows} not counted.",
+        "Costs are the experts'. Figures are interquartile means, those of several runs with 95 % stratified bootstrap "
+        "intervals; shares have Wilson intervals.",
     ]
     for model in sorted({summary["latency"] for summary in summaries if "latency" in summary}):
         parts = [run["measured_part"] for run in summaries if run.get("latency") == model]
@@ -107,7 +131,7 @@ def heading(grid: Grid, summaries: Sequence[Summary], left_out: Mapping[str, str
         sentences.append(f"With their default settings, not tuned: {', '.join(untuned)}.")
     if any(summary.get("beyond_cluster") is not None for summary in summaries):
         sentences.append(_walls(grid))
-    return " ".join(sentences)
+    return sentences
 
 
 def _walls(grid: Grid) -> str:
@@ -172,11 +196,12 @@ def _tails(windows: pa.Table) -> dict[tuple[Any, ...], list[float]]:
 
 def _page(grid: Grid, summaries: Sequence[Summary], paths: ReportPaths, left_out: Mapping[str, str]) -> str:
     images = [base64.b64encode(path.read_bytes()).decode() for path in paths.figures]
-    page = Environment(autoescape=True).from_string(PAGE)
+    page, compared = Environment(autoescape=True).from_string(PAGE), rows(summaries)
     return page.render(
         title="Evaluation of scaling policies",
-        heading=heading(grid, summaries, left_out),
-        rows=rows(summaries),
+        verdict=verdict(compared),
+        notes=notes(grid, summaries, left_out),
+        rows=compared,
         head=HEAD,
         cells=cells,
         images=images,
@@ -193,13 +218,16 @@ table { border-collapse: collapse; width: 100%; margin: 1rem 0; }
 th, td { text-align: right; padding: .3rem .6rem; border-bottom: 1px solid #d9dfe5; }
 th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; }
 img { max-width: 100%; margin: 1rem 0; }
+.wide { overflow-x: auto; }
+.wide td { white-space: nowrap; }
 .note { color: #55636f; }
 </style></head><body>
 <h1>{{ title }}</h1>
-<p>{{ heading }}</p>
-<table><thead><tr>{% for name in head %}<th>{{ name }}</th>{% endfor %}</tr></thead><tbody>
+<p><b>{{ verdict }}</b></p>
+<div class="wide"><table><thead><tr>{% for name in head %}<th>{{ name }}</th>{% endfor %}</tr></thead><tbody>
 {% for row in rows %}<tr>{% for cell in cells(row) %}<td>{{ cell }}</td>{% endfor %}</tr>
-{% endfor %}</tbody></table>
+{% endfor %}</tbody></table></div>
+<ul>{% for note in notes %}<li class="note">{{ note }}</li>{% endfor %}</ul>
 {% for image in images %}<img alt="figure" src="data:image/png;base64,{{ image }}">{% endfor %}
 <h2>What was replayed</h2><ul>{% for source in sources %}<li class="note">{{ source }}</li>{% endfor %}</ul>
 <h2>Settings</h2><table>{% for key, value in settings.items() %}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autoscaler.prices import money
 from evaluation.comparison.episode import BOUND, EXPERT_COSTS, METERS
 from evaluation.comparison.intervals import Interval, interval, share
 
@@ -59,6 +60,7 @@ class Row:
     """Largest P99 of a run."""
     beyond: int | None
     """Runs that at their peak have more than the modelled cluster; None where that is not known or there is none."""
+    currency: str = "USD"
 
 
 def runs_of(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
@@ -112,30 +114,28 @@ HEAD = (
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """A row's texts, as in ``HEAD``."""
+    """A row's texts, as in ``HEAD``. Means of a single run have no interval; shares of its windows do."""
+    several = row.runs > 1
     return (
         row.pattern,
         row.policy,
         str(row.runs),
-        *(_money(row.cost.get(meter)) for meter in ("provisioned", "busy")),
-        _money(row.standbys),
-        percent(row.over_bound["provisioned"]),
-        percent(row.over_bound["busy"]),
-        percent(row.p95),
+        *(_money(cost, row.currency, several) for cost in (*map(row.cost.get, ("provisioned", "busy")), row.standbys)),
+        *(percent(part, several) for part in (row.over_bound["provisioned"], row.over_bound["busy"], row.p95)),
         percent(row.violations),
-        percent(row.excess),
+        percent(row.excess, several),
         f"{row.decision_ms:.1f} ms",
         "–" if row.beyond is None else f"{row.beyond} of {row.runs}",
     )
 
 
-def percent(interval: Interval | None) -> str:
+def percent(interval: Interval | None, with_interval: bool = True) -> str:
     """``12.3 % (10.1–14.0)``; without decimals from 100 %."""
     if interval is None:
         return "–"
     digits = 0 if interval.value >= 1 else 1
     value, low, high = (f"{100 * number:.{digits}f}" for number in (interval.value, interval.low, interval.high))
-    return f"{value} % ({low}–{high})"
+    return f"{value} % ({low}–{high})" if with_interval else f"{value} %"
 
 
 def without_interval(text: str) -> str:
@@ -143,9 +143,12 @@ def without_interval(text: str) -> str:
     return text.partition(" (")[0]
 
 
-def _money(value: Interval | None) -> str:
-    """``1.23 (1.1–1.4)`` in the price sheet's currency."""
-    return "–" if value is None else f"{value.value:.3g} ({value.low:.3g}–{value.high:.3g})"
+def _money(interval: Interval | None, currency: str, with_interval: bool) -> str:
+    """``$1.23 ($1.10–$1.40)``."""
+    if interval is None:
+        return "–"
+    value, low, high = (money(amount, currency) for amount in (interval.value, interval.low, interval.high))
+    return f"{value} ({low}–{high})" if with_interval else value
 
 
 def _row(policy: str, pattern: str, runs: Sequence[dict[str, Any]]) -> Row:
@@ -165,6 +168,7 @@ def _row(policy: str, pattern: str, runs: Sequence[dict[str, Any]]) -> Row:
         _interval(runs, "p95_over_slo"),
         max(run["decision_ms_p99"] for run in runs),
         sum(map(bool, beyond)) if beyond else None,
+        runs[0].get("currency", "USD"),
     )
 
 
