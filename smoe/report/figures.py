@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from numpy.typing import NDArray
 
+from smoe.report.folding import folded, plural
 from smoe.report.measures import client_windows, replica_totals
 from smoe.report.model import NodeWindow, Run
 
@@ -22,6 +23,8 @@ INK = "#24323d"
 BLUE, GREEN, ORANGE, RED, GREY = "#2a6f97", "#3a8f5c", "#d98324", "#c23b3b", "#9aa5ad"
 KIND_COLOURS = {"expert": BLUE, "segment": GREEN, "ingress": ORANGE}
 MAX_ROWS = 28
+MANY = 4
+"""From so many functions with the same change at the same time on they share a row."""
 DPI = 130
 
 
@@ -241,46 +244,67 @@ def _overall(nodes: tuple[NodeWindow, ...], layers: list[int], columns: list[int
 
 
 def actions(run: Run) -> bytes:
-    """Which function was changed when; the functions with most changes, at most 28 of them."""
-    counts = Counter(action.function for action in run.actions)
+    """What was changed when: a row a function, and one for the changes that many functions had in common; those with
+    most marks, at most 28 of them."""
+    marks = _marks(run)
+    counts = Counter(row for _, row, *_ in marks)
     if not counts:
         figure, axes = _figure(10, 2.2)
         _empty(axes, "the controller changed nothing")
         return _png(figure)
     unit, word = _time_unit(run)
-    rows = sorted((name for name, _ in counts.most_common(MAX_ROWS)), key=_natural)
+    most = [name for name, _ in counts.most_common(MAX_ROWS)]
+    rows = sorted(most, key=lambda name: (" " not in name, _natural(name)))
     figure, axes = _figure(10, 1.6 + 0.24 * len(rows))
-    place = {name: index for index, name in enumerate(rows)}
-    for kind, marker, colour, label in (
-        ("up", "^", GREEN, "more replicas"), ("down", "v", RED, "fewer replicas"),
-        ("limits", "D", ORANGE, "limits or concurrency"),
-    ):  # fmt: skip
+    for kind, marker, colour, label, number_at in KINDS:
         for applied in (True, False):
-            actions_of_kind = [
-                a for a in run.actions if a.kind == kind and a.applied is applied and a.function in place
+            points = [
+                ((time_s - run.start_s) / unit, rows.index(row), count)
+                for (time_s, row, *of), count in marks.items()
+                if of == [kind, applied] and row in rows
             ]
-            if actions_of_kind:
+            if points:
                 axes.plot(
-                    [(a.time_s - run.start_s) / unit for a in actions_of_kind],
-                    [place[a.function] for a in actions_of_kind],
-                    marker,
+                    [x for x, _, _ in points], [y for _, y, _ in points], marker,
                     color=colour, fillstyle="full" if applied else "none", markersize=7, alpha=0.85,
                     label=label if applied else f"{label}, not applied",
                 )  # fmt: skip
+            for x, y, count in points:
+                if count > 1:
+                    _number(axes, count, (x, y), number_at)
     axes.set_yticks(range(len(rows)), rows, fontsize=8)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     last = max([w.end_s for w in run.windows] + [a.time_s for a in run.actions]) - run.start_s
     axes.set_xlim(min(0.0, min(a.time_s for a in run.actions) - run.start_s) / unit, last / unit * 1.02)
     axes.set_xlabel(f"time since start ({word})")
     if len(counts) > len(rows):
-        axes.set_title(
-            f"{len(rows)} of {len(counts)} functions that were changed (those with most changes)",
-            fontsize=9,
-            loc="left",
-            pad=22,  # above the legend
-        )
+        # the padding is above the legend
+        axes.set_title(f"{len(rows)} of {len(counts)} rows (those with most marks)", fontsize=9, loc="left", pad=22)
     _legend(axes)
     return _png(figure)
+
+
+KINDS = (
+    ("up", "^", GREEN, "more replicas", (0, 8)), ("down", "v", RED, "fewer replicas", (0, -8)),
+    ("limits", "D", ORANGE, "limits or concurrency", (9, 0)),
+)  # fmt: skip
+"""Kind of an action, its mark, colour and words, and where the number of functions stands."""
+
+
+def _marks(run: Run) -> Counter[tuple[float, str, str, bool]]:
+    """(time, row, kind, applied) → functions that were changed so."""
+    marks: Counter[tuple[float, str, str, bool]] = Counter()
+    for fold in folded(run.actions, MANY):
+        action, count = fold.actions[0], len(fold.actions)
+        row = action.function if count == 1 else f"many {plural(action)}"
+        marks[action.time_s, row, action.kind, action.applied] += count
+    return marks
+
+
+def _number(axes: Axes, count: int, place: tuple[float, float], offset: tuple[int, int]) -> None:
+    axes.annotate(
+        str(count), place, offset, textcoords="offset points", ha="center", va="center", fontsize=7, color=INK
+    )
 
 
 def _time_unit(run: Run) -> tuple[float, str]:

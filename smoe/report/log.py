@@ -95,7 +95,7 @@ def _action(row: dict[str, Any], present: Configuration, target: Configuration, 
     change, applied = describe_change(present, target), row["applied"] and not row["dry_run"]
     before, after = (prices.provisioned(one, 3600.0) for one in (present, target))
     kind = kind_of(present, target)
-    return Action(row["end_s"], row["function"], kind, change, row["reason"], applied, after - before)
+    return Action(row["end_s"], row["function"], kind, change, row["reason"], applied, after - before, row["node"])
 
 
 def _rows(log_dir: Path, kind: str, since_s: float) -> list[dict[str, Any]]:

@@ -50,6 +50,8 @@ class Action:
     applied: bool
     more_per_hour: float = 0.0
     """What it costs more an hour by the default prices, in USD; less where negative."""
+    node: str = ""
+    """The function's node, or its nodes joined by ``_``."""
 
 
 @dataclass(frozen=True)

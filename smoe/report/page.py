@@ -12,6 +12,7 @@ import jinja2
 from autoscaler.prices import money
 from platform_words.durations import duration
 from smoe.report.closing import verdict
+from smoe.report.folding import folded
 from smoe.report.model import Action
 
 MOST_ACTIONS = 300
@@ -23,18 +24,19 @@ PAGE = """<!doctype html>
  body { font: 15px/1.5 system-ui, sans-serif; color: #24323d; background: #f5f6f7; margin: 0 auto; max-width:
  1080px; padding: 24px; } h1 { font-size: 1.5rem; margin: 0 0 .2rem } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem
  } p { margin: .3rem 0 .8rem; color: #55636d } .tiles { display: grid; grid-template-columns: repeat(auto-fit,
- minmax(150px, 1fr)); gap: 12px; margin: 18px 0 } .tile { background: #fff; border-radius: 8px; padding: 12px 14px;
- border-left: 4px solid #9aa5ad } .tile b { display: block; font-size: 1.25rem } .tile small { color: #55636d }
+ minmax(min(220px, 45%), 1fr)); gap: 12px; margin: 18px 0 } .tile { background: #fff; border-radius: 8px; padding:
+ 12px 14px; border-left: 4px solid #9aa5ad }
+ .tile b { display: block; font-size: 1.25rem } .tile small { color: #55636d }
  .good { border-color: #3a8f5c } .bad { border-color: #c23b3b }
  figure { background: #fff; border-radius: 8px; margin: 0; padding: 12px } img { max-width: 100%; display: block;
  margin: auto } table { border-collapse: collapse; width: 100%; background: #fff; font-size: .87rem }
  th, td { text-align: left; padding: 4px 10px; border-bottom: 1px solid #e6e9eb; vertical-align: top } th { color:
  #55636d } td.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
  pre { background: #fff; padding: 12px; border-radius: 8px; overflow: auto; font-size: .8rem } details {
- margin-top: 1rem } </style></head><body>
+ margin-top: 1rem } td details { margin: 0 } td:nth-child(3) { min-width: 9.5em } </style></head><body>
 <h1>{{ title }}</h1>
 <p><b>{{ verdict }}</b></p>
-<p>{{ subtitle }}</p>{% if origin %}
+{% if subtitle %}<p>{{ subtitle }}</p>{% endif %}{% if origin %}
 <p>{{ origin }}</p>{% endif %}
 <div class="tiles">{% for tile in tiles %}
  <div class="tile {{ tile.mood }}"><small>{{ tile.name }}</small><b>{{ tile.value }}</b><small>{{ tile.note
@@ -53,12 +55,13 @@ row.answers }}</td></tr> {% endfor %}</table>{% else %}<p>None.</p>{% endif %}
 {% else %}<p>None.</p>{% endif %}
 <h2>What the controller did, and why</h2>
 {% if actions %}<table><tr><th>time (s)</th><th>function</th><th>change</th><th>reason</th></tr>
-{% for row in actions %}<tr><td class="n">{{ "%.0f"|format(row.at_s) }}</td><td>{{ row.function }}</td>
-<td>{{ row.change }}{% if not row.applied %} <b>not applied</b>{% endif %}</td><td>{{ row.reason }}</td></tr>
+{% for row in actions %}<tr><td class="n">{{ "%.0f"|format(row.at_s) }}</td><td>{% if row.functions|length > 1
+%}<details><summary>{{ row.who }}</summary>{{ row.functions|join(", ") }}</details>{% else %}{{ row.who }}{% endif
+%}</td><td>{{ row.change }}{% if not row.applied %} <b>not applied</b>{% endif %}</td><td>{{ row.reason }}</td></tr>
 {% endfor %}</table>{% if left_out %}<p>{{ left_out }} more are in report.json's counts and in the log.</p>{% endif %}
 {% else %}<p>It changed nothing.</p>{% endif %}
-<h2>Settings</h2><p>Trace, seeds, prices and everything else that was set.</p>
-<pre>{{ meta }}</pre>
+{% if source %}<p>Arrivals: {{ source }}.</p>{% endif %}
+<details><summary>Settings: trace, seeds and everything else that was set</summary><pre>{{ meta }}</pre></details>
 <details><summary>All numbers (the same as report.json)</summary><pre>{{ numbers }}</pre></details>
 </body></html>
 """
@@ -70,20 +73,22 @@ def page(
     """The whole HTML text. ``pictures`` are PNG by the names latency, scale, experts, actions."""
     meta = numbers["meta"]
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    folds = folded(actions)
     rows = [
         {
-            "at_s": a.time_s - start_s,
-            "function": a.function,
-            "change": a.change,
-            "reason": a.reason,
-            "applied": a.applied,
+            "at_s": one.actions[0].time_s - start_s,
+            "who": one.who,
+            "functions": one.functions,
+            "change": one.change,
+            "reason": one.why,
+            "applied": one.actions[0].applied,
         }
-        for a in actions[:MOST_ACTIONS]
+        for one in folds[:MOST_ACTIONS]
     ]
-    trace = meta.get("trace", {})
     return environment.from_string(PAGE).render(
         title=f"sMoE run: {meta.get('pipeline', 'pipeline')} under policy {meta.get('policy', 'unknown')}",
-        subtitle=str(trace.get("source", "")) if isinstance(trace, Mapping) else str(trace),
+        subtitle=subtitle(meta.get("trace", {})),
+        source=str(meta.get("trace", {}).get("source", "")),
         origin=origin(meta),
         verdict=verdict(numbers, slo_s),
         tiles=_tiles(numbers, slo_s),
@@ -94,12 +99,20 @@ def page(
         violations=numbers["windows"]["violations"],
         actions=rows,
         explained=numbers["explained"],
-        left_out=max(0, len(actions) - MOST_ACTIONS),
+        left_out=sum(len(one.functions) for one in folds[MOST_ACTIONS:]),
         meta=json.dumps(meta, indent=1, ensure_ascii=False, sort_keys=True),
         numbers=json.dumps(
             {key: value for key, value in numbers.items() if key != "meta"}, indent=1, ensure_ascii=False
         ),
     )
+
+
+def subtitle(trace: Mapping[str, Any]) -> str:
+    """What was replayed, in plain words; empty where ``trace`` (``traces.results.describe``) does not have it."""
+    if "requests" not in trace or "duration_s" not in trace:
+        return ""
+    cv = "" if trace.get("iat_cv") is None else f", {trace['pattern']} arrivals (CV {trace['iat_cv']:.1f})"
+    return f"{trace['requests']:,} requests in {trace['duration_s']:g} s{cv}"
 
 
 def origin(meta: Mapping[str, Any]) -> str:
@@ -119,7 +132,8 @@ FIGURES = (
      "Provisioned cost is what a cluster's owner pays (replicas by time); "
         "busy cost counts only the seconds in which calls were served."),
     ("experts", "Which experts got the tokens", "Shares of each layer's tokens: an even layer would be one colour."),
-    ("actions", "What the controller changed, and when", "Filled: applied. Hollow: not applied (dry run or failure)."),
+    ("actions", "What the controller changed, and when", "Filled: applied. Hollow: not applied (dry run or failure). "
+        "A number: so many functions in one row had the same change."),
 )  # fmt: skip
 
 

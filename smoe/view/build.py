@@ -81,6 +81,10 @@ class ViewBuilder:
         return change if decision.function in report.applied else f"{change} (not applied)"
 
 
+RESTATED = "a token's cost"
+"""How a change of it begins, in :func:`describe_change`, where it comes last."""
+
+
 def describe_change(present: Configuration, target: Configuration) -> str:
     """``replicas 1 → 3, memory 256 → 512 MB``: the parts that differ, in this order; empty when none does."""
     parts = []
@@ -96,7 +100,9 @@ def describe_change(present: Configuration, target: Configuration) -> str:
             parts.append(f"{name} {before:g} → {after:g}{unit}")
     before_s, after_s = (None if one.burst is None else one.burst.token_s for one in (present, target))
     if after_s is not None and before_s != after_s:
-        parts.append(f"a token's cost {duration(before_s, 'unknown')} → {duration(after_s, 'unknown')} of a replica")
+        parts.append(f"{RESTATED} {duration(before_s, 'unknown')} → {duration(after_s, 'unknown')} of a replica")
+    if not parts and present.burst != target.burst:
+        parts.append("activation of standbys")
     return ", ".join(parts)
 
 

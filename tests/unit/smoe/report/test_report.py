@@ -21,7 +21,7 @@ from smoe.report.explained import explained
 from smoe.report.log import LogError, read_log
 from smoe.report.measures import client_windows, compute, expert_shares
 from smoe.report.model import Action, NodeWindow, PipelineWindow, Run
-from smoe.report.page import origin
+from smoe.report.page import origin, subtitle
 from tests.parameters import examples
 from tests.unit.smoe.view.test_view import node
 from traces.results import CsvSink, RequestRecord
@@ -110,7 +110,16 @@ def test_the_log_read_back_equals_the_ticks_it_was_written_from(log_dir: Path) -
     )
     assert len(nodes) == 9
     assert actions == tuple(
-        Action(T0 + 5 * number, "m-expert-0-1", "up", "replicas 1 → 2", "busy <0.9>", number < 3, pytest.approx(UNIT))
+        Action(
+            T0 + 5 * number,
+            "m-expert-0-1",
+            "up",
+            "replicas 1 → 2",
+            "busy <0.9>",
+            number < 3,
+            pytest.approx(UNIT),
+            "expert-0-1",
+        )
         for number in (1, 2, 3)
     )
 
@@ -183,6 +192,12 @@ def test_an_origin_names_what_a_run_states_of_itself_and_no_more() -> None:
     of_checkout = {"version": "0.2.0", "commit": "0123456789abcdef"}
     assert origin(of_checkout) == "sMoE 0.2.0 (commit 0123456789ab)"
     assert origin({**of_checkout, "commit": "0123456789abcdef+changes"}).endswith("(commit 0123456789ab, with changes)")
+
+
+def test_a_subtitle_states_the_load_in_words() -> None:
+    trace = {"requests": 1500, "duration_s": 120.0, "iat_cv": 3.456, "pattern": "bursty"}
+    assert subtitle(trace) == "1,500 requests in 120 s, bursty arrivals (CV 3.5)"
+    assert subtitle({**trace, "iat_cv": None}) == "1,500 requests in 120 s" and subtitle({"source": "made"}) == ""
 
 
 def test_the_report_is_written_whole_and_the_page_holds_the_numbers(

@@ -35,3 +35,4 @@ def test_another_cost_of_a_token_is_described_and_is_no_change() -> None:
     assert restates(BEFORE, after) and not restates(BEFORE, replace(after, replicas=3))
     assert not restates(replace(BEFORE, burst=None), after)
     assert describe_change(BEFORE, after) == "a token's cost 2 ms → 3 ms of a replica"
+    assert describe_change(BEFORE, replace(BEFORE, burst=replace(BEFORE.burst, hold_s=9))) == "activation of standbys"
