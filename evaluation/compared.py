@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.comparison.grid import Grid
-from evaluation.comparison.run import evaluate
+from evaluation.comparison.run import evaluate, names_of
 from evaluation.comparison.tables import rows
 from evaluation.processes import worker_processes
 from evaluation.tuning.curves import best_so_far
@@ -61,14 +61,13 @@ def compare(
     for one in chosen:
         if not one.judged:
             refused[f"{one.policy}.{one.workload}"] = "untuned: no validation hour can be measured"
-    groups = list(tuned.groups())
-    ended: list[str] = []
+    runs, ended = len(list(tuned.groups())) * len(names_of(tuned)), list[int]()
 
-    def on_group(key: str, _: int) -> None:
-        ended.append(key)
-        progress(f"test hours: {key}", len(ended), len(groups))
+    def on_runs(what: str, more: int) -> None:
+        ended.append(more)
+        progress(f"test hours: {what}", sum(ended), runs)
 
-    return evaluate(tuned, out, workers, on_group, refused), tuned, refused
+    return evaluate(tuned, out, workers, on_runs, refused), tuned, refused
 
 
 def searches_of(grid: Grid) -> Iterator[Grid]:

@@ -97,7 +97,8 @@ def split(source: str, out: Path, name: str | None, force: bool, as_json: bool, 
 def _split_progress() -> Iterator[Callable[[str, int, int], None]]:
     """A bar on stderr, and what moves it: node, parts done, parts in all."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("split", total=None)
         yield lambda node_id, done, total: bar.update(task, description=node_id, completed=done, total=total)
 

@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import sys
+import threading
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +18,8 @@ import click
 
 EXTRA = frozenset(("optuna", "torch_geometric", "gymnasium", "stable_baselines3", "tensorboard"))
 """Modules of the optional dependencies ``rl``."""
+SIGN_AFTER_S = 1.0
+"""Imports that take longer show a sign of life."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,8 @@ class LazyGroup(click.Group):
         if entry is None:
             return None
         try:
-            command: click.Command = getattr(importlib.import_module(entry.module), entry.attribute)
+            with _sign(f"loading {cmd_name}"):
+                command: click.Command = getattr(importlib.import_module(entry.module), entry.attribute)
         except ModuleNotFoundError as error:
             if (error.name or "").split(".")[0] not in EXTRA:
                 raise
@@ -88,6 +94,28 @@ class LazyGroup(click.Group):
             entries = [(name, entry.short_help) for name, entry in self._lazy.items() if entry.heading == heading]
             with formatter.section(heading):
                 formatter.write_dl(entries)
+
+
+@contextmanager
+def _sign(words: str) -> Iterator[None]:
+    """On a terminal ``words`` on stderr for as long as the block lasts, if that is longer than ``SIGN_AFTER_S``."""
+    stream, shown = sys.stderr, threading.Event()
+
+    def show() -> None:
+        shown.set()
+        print(words, end="\r", file=stream, flush=True)
+
+    timer = threading.Timer(SIGN_AFTER_S, show)
+    if stream.isatty():
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        if timer.ident is not None:
+            timer.join()
+        if shown.is_set():
+            print(" " * len(words), end="\r", file=stream, flush=True)
 
 
 class FoldedCommand(click.Command):

@@ -49,7 +49,8 @@ def fetch(name: str, out: Path | None, no_check: bool, timeout_s: float, tries: 
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=as_json) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=as_json or not console.is_terminal) as bar:
         task = bar.add_task(what.name, total=what.bytes)
         got = download(
             what, folder, settings, progress=lambda done, total: bar.update(task, completed=done, total=total)

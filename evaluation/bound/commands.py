@@ -56,7 +56,7 @@ def bound(trace: str, data: Path | None, as_json: bool, out: Path | None, **opti
     )
     meters = METERS[options["meter"]]
     console = Console(stderr=True)
-    with Progress(console=console, transient=True) as progress:
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         count = int(np.unique(requests.arrival_s // options["window_s"]).size) * len(meters)
         task = progress.add_task("windows", total=count)
         rows = bound_rows(

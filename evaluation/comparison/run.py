@@ -35,21 +35,26 @@ def evaluate(
     grid: Grid,
     out: Path,
     workers: int = 0,
-    progress: Callable[[str, int], object] = lambda key, runs: None,
+    progress: Callable[[str, int], object] = lambda what, runs: None,
     refused: dict[str, str] | None = None,
 ) -> list[Summary]:
-    """Summaries of every run of ``grid``, in its order; ``progress`` gets a group's key and how many runs it had.
+    """Summaries of every run of ``grid``, in its order. ``progress`` gets what is under way, or a group that is done,
+    and how many more runs are (in all, :func:`names_of` each group); groups in other processes report when they end.
 
     ``workers`` 0: one a core. A group that nothing can be measured with, or a policy that cannot serve it, ends the
     evaluation, once the groups under way have ended; what they stored stays. With ``refused`` given it is left out
     instead, its key (``GROUP`` or ``GROUP.POLICY``) and the reason put there; so is the bound where there is none.
-    Stored runs that were made by other code or with other prices are simulated again, which is logged once.
-    Raises what else a group raises.
+    Stored runs of other code or prices are simulated again, which is logged once. Raises what else a group raises.
     """
     groups = list(grid.groups())
     workers = min(workers or os.cpu_count() or 1, len(groups))
-    results: dict[Group, list[Summary]] = {}
-    logged: set[str] = set()
+    left = dict.fromkeys(groups, len(names_of(grid)))
+
+    def on_run(group: Group, name: str, runs: int) -> None:
+        left[group] -= runs
+        progress(f"{group.key}.{name}", runs)
+
+    results, logged = dict[Group, list[Summary]](), set[str]()
 
     def take(group: Group, run: Callable[[], GroupRuns]) -> None:
         try:
@@ -66,18 +71,27 @@ def evaluate(
             if refused is None:
                 raise
             refused[group.key] = str(error)
-        progress(group.key, len(results.get(group, ())))
+        progress(group.key, left[group])
 
-    run_tasks(workers, {group: partial(run_group, grid, group, out) for group in groups}, take)
+    here = {"on_run": on_run} if workers <= 1 else {}
+    run_tasks(workers, {group: partial(run_group, grid, group, out, **here) for group in groups}, take)
     return [summary for group in groups for summary in results.get(group, ())]
 
 
-def run_group(grid: Grid, group: Group, out: Path) -> GroupRuns:
-    """The group's runs, from disk where they are there already. Raises EvaluationError and what its parts raise."""
+def names_of(grid: Grid) -> list[str]:
+    """What every group runs: the bound, if it is asked for, and the policies."""
+    return ([BOUND] if grid.bound else []) + list(grid.policies)
+
+
+def run_group(
+    grid: Grid, group: Group, out: Path, on_run: Callable[[Group, str, int], object] = lambda *_: None
+) -> GroupRuns:
+    """The group's runs, from disk where they are there already; ``on_run`` gets each name before it runs, with how many
+    runs ended since the last. Raises EvaluationError and what its parts raise."""
     work = prepare(grid, group)
     runs = GroupRuns([], {}, set())
-    names = ([BOUND] if grid.bound else []) + list(grid.policies)
-    for name in names:
+    for place, name in enumerate(names_of(grid)):
+        on_run(group, name, min(place, 1))
         path = path_of(out, group, name)
         made_by = grid.made_by(group.workload, name)
         fingerprint = grid.fingerprint(group, name, work.requests.sha256)

@@ -70,10 +70,10 @@ def explain(
     fresh one of the simulator, simulated under the policy up to it.
     """
     actor_file = options.pop("actor_file")
-    window = logged(log, at_s, actor_file) if log is not None else fresh(actor_file, **options)
-    reasons = [
-        row for row in reasons_of(window.actor, window.encoder, window.state, top) if not layers or row.layer in layers
-    ]
+    with Console(stderr=True).status("simulating up to the window" if log is None else "reading the log"):
+        window = logged(log, at_s, actor_file) if log is not None else fresh(actor_file, **options)
+        every = reasons_of(window.actor, window.encoder, window.state, top)
+    reasons = [row for row in every if not layers or row.layer in layers]
     if not reasons:
         raise click.UsageError(f"the pipeline has no layer {layers[0]}; it has 0 to {len(window.state.experts) - 1}")
     about = {**window.about, "arm": window.actor.settings.arm}

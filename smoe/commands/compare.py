@@ -11,7 +11,6 @@ import click
 import orjson
 from pydantic import Field
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from autoscaler.checked import Flag
 from autoscaler.options import options_of
@@ -22,7 +21,7 @@ from evaluation.comparison.errors import EvaluationError
 from evaluation.comparison.grid import BURST_SUFFIX
 from evaluation.comparison.report import write_report
 from simulation.workloads.custom_options import custom_options, prices_option, slo_option
-from smoe.commands.evaluate import REFUSED, GridSettings, custom_of, given_of, grid_of, show
+from smoe.commands.evaluate import REFUSED, GridSettings, custom_of, given_of, grid_of, progress_bar, show
 from smoe.errors import SmoeError
 from traces.options import data_option, json_option
 from traces.traffic import REPLAYED_PATTERNS
@@ -84,8 +83,7 @@ def compare(**options: Any) -> None:
         given["seconds"] = None
     try:
         grid = grid_of(options, given, custom)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+        with progress_bar(console) as bar:
             task = bar.add_task("plans", total=None)
             summaries, tuned, left_out = run_all(
                 grid, Tuning(grid.workloads, trials, tune_seconds), out, options["workers"],

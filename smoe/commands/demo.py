@@ -34,6 +34,7 @@ from moe.reference import WholeModel
 from simulation.profiles.measure.machine import this_machine
 from simulation.profiles.measure.process_tree import own_cpu_s
 from smoe import __version__, lifecycle
+from smoe.commands.lines import print_lines
 from smoe.commands.options import state_option
 from smoe.deployment import DeploymentSettings
 from smoe.errors import SmoeError
@@ -137,8 +138,7 @@ def run(**options: Any) -> None:
 
     Experts have one configured core each, which the busiest minutes overload: first the run shows what the prompts meet
     without scaling, then the same prompts with the controller at work."""
-    _run(RunSettings(**options))
-    click.echo("next        step by step: smoe up; your own checkpoint: smoe pipeline split FOLDER --out FOLDER")
+    _run(RunSettings(**options), "step by step: smoe up; your own checkpoint: smoe pipeline split FOLDER --out FOLDER")
 
 
 @click.command()
@@ -152,22 +152,21 @@ def run(**options: Any) -> None:
 def demo(seconds: float, out: Path) -> None:
     """The main job in short: the default pipeline up, checked against the whole model, a replay under the controller,
     a report. `smoe run` compares with the pipeline as deployed, too, and takes all options."""
-    _run(RunSettings(pipeline="minilm", state=out / "state", data=None, out=out, seconds=seconds, baseline=False))
-    click.echo("next        smoe run (longer, and compared with no scaling), or step by step: smoe up")
+    settings = RunSettings(pipeline="minilm", state=out / "state", data=None, out=out, seconds=seconds, baseline=False)
+    _run(settings, "smoe run (longer, and compared with no scaling), or step by step: smoe up")
 
 
-def _run(settings: RunSettings) -> None:
+def _run(settings: RunSettings, next_step: str) -> None:
     console = Console()
-    _check_out(settings.out)
-    hour, chosen = _hour(settings), _prompts(settings)
+    _check_out(settings.out, console)
+    with console.status("reading the trace and the prompts"):
+        hour, chosen = _hour(settings), _prompts(settings)
     gateway = lifecycle.GatewaySettings(settings.state, port=0, metrics_port=0, cpu_scale=settings.cpu_scale)
     directory, manifest = ensure_pipeline(settings.pipeline, gateway.pipelines)
-    policy, table = _check_policy(settings, directory, console)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    with console.status("preparing the policy"):
+        policy, table = _check_policy(settings, directory, console)
     begun_s = time.monotonic()
-    process = lifecycle.start_gateway(gateway, detach=False)
-    try:
-        client = GatewayClient.from_state(settings.state)
+    with _running(gateway, console) as client:
         _deploy(client, manifest, settings, console)
         ready = f"{len(manifest.nodes) + 1} functions ready at {client.url} after {time.monotonic() - begun_s:.1f} s"
         console.print(f"[bold]{manifest.name}[/]: {ready}")
@@ -179,7 +178,8 @@ def _run(settings: RunSettings) -> None:
         mean_rps = overload_of(calls, own_cpu_s, settings, hour, console)
         trace = in_length_and_rate(hour, settings.seconds, mean_rps, settings.seed)
         texts = chosen.choose(trace.requests, settings.seed)
-        slo_s = settings.slo_ms / 1000 if settings.slo_ms else default_slo_s(settings, manifest, directory, texts)
+        with console.status("choosing the SLO"):
+            slo_s = settings.slo_ms / 1000 if settings.slo_ms else default_slo_s(settings, manifest, directory, texts)
         console.print(_plan_line(settings, policy, trace, chosen.source, slo_s, parity))
         scaled = ScaledReplay(
             manifest.name, directory, settings.state, settings.out, trace, texts, slo_s, policy,
@@ -192,13 +192,25 @@ def _run(settings: RunSettings) -> None:
             console.print(f"the same prompts, scaled by [bold]{policy}[/]:")
             since_s = time.time()
             result = scaled.run(client, console)
-    finally:
-        lifecycle.stop_process(process)
-    paths = _report(settings, policy, manifest, trace, chosen.source, result, slo_s, since_s, parity, baseline)
-    for line in (*closing(paths.numbers, slo_s), f"report      {paths.html} (numbers: {paths.json})"):
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
+    with console.status("writing the report"):
+        paths = _report(settings, policy, manifest, trace, chosen.source, result, slo_s, since_s, parity, baseline)
+    report = f"report      {paths.html} (numbers: {paths.json})"
+    print_lines(console, (*closing(paths.numbers, slo_s), report, f"next        {next_step}"))
     if settings.fail_on_miss and not kept(paths.numbers, slo_s):
         raise SmoeError("the SLO was missed (--fail-on-miss)")
+
+
+@contextmanager
+def _running(gateway: lifecycle.GatewaySettings, console: Console) -> Iterator[GatewayClient]:
+    """A gateway of its own for as long as the block lasts."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    with console.status("starting the gateway"):
+        process = lifecycle.start_gateway(gateway, detach=False)
+    try:
+        yield GatewayClient.from_state(gateway.state)
+    finally:
+        with console.status("stopping the pipeline"):
+            lifecycle.stop_process(process)
 
 
 @contextmanager
@@ -247,11 +259,14 @@ def _prompts(settings: RunSettings) -> prompts.PromptSet:
     return prompts.load_prompts(catalog.text_folder(folder), settings.max_words)
 
 
-def _check_out(out: Path) -> None:
-    """Raises SmoeError where a file is in the way of the folders that a run writes."""
+def _check_out(out: Path, console: Console) -> None:
+    """States which report is replaced. Raises SmoeError where a file is in the way of the folders that a run writes."""
     for folder in (*reversed(out.parents), out, out / "log", out / "baseline"):
         if folder.exists() and not folder.is_dir():
             raise SmoeError(f"--out {out}: {folder} is a file; a folder is needed there")
+    if (report := out / "report.html").is_file():
+        written = datetime.fromtimestamp(report.stat().st_mtime).strftime("%Y-%m-%d %H:%M")
+        console.print(f"{out}: replaces the report of {written}", markup=False, highlight=False)
 
 
 def _check_policy(settings: RunSettings, directory: Path, console: Console) -> tuple[str, dict[str, Any]]:

@@ -25,6 +25,7 @@ from evaluation.comparison.errors import EvaluationError
 from evaluation.comparison.grid import FROM_FILE, Grid
 from evaluation.comparison.report import write_report
 from evaluation.comparison.run import evaluate as run_all
+from evaluation.comparison.run import names_of
 from evaluation.comparison.tables import HEAD, cells, rows, without_interval
 from simulation.engine.errors import SimulationError
 from simulation.profiles.model.errors import ProfileError
@@ -122,13 +123,12 @@ def evaluate(**options: Any) -> None:
     left_out: dict[str, str] = {}
     try:
         grid = grid_of(options, given_of(EvaluateSettings, options), custom)
-        groups = list(grid.groups())
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
-            task = bar.add_task("groups", total=len(groups))
+        runs = len(list(grid.groups())) * len(names_of(grid))
+        with progress_bar(console) as bar:
+            task = bar.add_task("arrivals and bound", total=runs)
             summaries = run_all(
-                grid, options["out"], options["workers"], lambda key, _: bar.update(task, advance=1, description=key),
-                refused=left_out,
+                grid, options["out"], options["workers"],
+                lambda what, more: bar.update(task, advance=more, description=what), refused=left_out,
             )  # fmt: skip
         if all(summary["policy"] == BOUND for summary in summaries):
             raise EvaluationError("; ".join(dict.fromkeys(left_out.values())))
@@ -141,6 +141,13 @@ def evaluate(**options: Any) -> None:
     show(Console(), summaries, left_out)
     console.print(f"report: {paths.html}")
     console.print("next: `smoe up` and `smoe autoscale --policy NAME` run one of them on a live pipeline")
+
+
+def progress_bar(console: Console) -> Progress:
+    """What is under way, how much of how much is done, and the time left; nothing off a terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    quiet = not console.is_terminal
+    return Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=quiet)
 
 
 def custom_of(options: dict[str, Any]) -> CustomPipeline | None:

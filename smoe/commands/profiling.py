@@ -255,6 +255,7 @@ class _Bar:
             TextColumn("{task.description}"),
             console=console,
             transient=True,
+            disable=not console.is_terminal,
         )
         self._task: TaskID | None = None
         self._current_s = 0.0

@@ -85,7 +85,7 @@ def _measured(
         decoder = first.decoder
         warm_up(decoder, settings)
         room = kv_tokens(_ingress_url(first.client, manifest), PAGE_TOKENS)
-        bar = stack.enter_context(Progress(console=console, transient=True))
+        bar = stack.enter_context(Progress(console=console, transient=True, disable=not console.is_terminal))
         tokens = sum(max(texts, 1) * length for texts, length in points(decoder, settings))
         task = bar.add_task("measuring", total=tokens * settings.repeats)
         samples = measure(decoder, settings, lambda what, size: bar.update(task, advance=size, description=what))

@@ -396,7 +396,7 @@ def _deploy_with_progress(
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         total = len(manifest.nodes) + 1 if not settings.max_functions else settings.max_functions
         task = progress.add_task(f"deploying {manifest.name}", total=total)
         lifecycle.deploy_pipeline(client, manifest, settings, lambda ready: progress.update(task, completed=ready))

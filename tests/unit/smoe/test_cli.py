@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
+from io import StringIO
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
+from smoe import lazy
 from smoe.cli import ALIASES, AUTOSCALE, COMMANDS, cli, main
 from smoe.lazy import LazyCommand, LazyGroup, folded
 
@@ -43,6 +46,38 @@ def test_a_missing_optional_package_is_named_with_how_to_install_it(monkeypatch:
     result = CliRunner().invoke(group, ["simulate"])
     assert result.exit_code == 2
     assert "smoe simulate needs optuna" in result.output and "smoe[rl]" in result.output
+
+
+class Screen(StringIO):
+    """A terminal, or a pipe; ``written`` is set by the first words."""
+
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self.terminal, self.written = terminal, threading.Event()
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+    def write(self, text: str) -> int:
+        self.written.set()
+        return super().write(text)
+
+
+def test_a_command_that_is_slow_to_load_shows_so_on_a_terminal_and_takes_it_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lazy, "SIGN_AFTER_S", 0.0)
+    monkeypatch.setattr(sys, "stderr", screen := Screen(True))
+    with lazy._sign("loading x"):
+        assert screen.written.wait(60)
+    assert screen.getvalue() == "loading x\r         \r"
+
+
+def test_off_a_terminal_loading_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lazy, "SIGN_AFTER_S", 0.0)
+    monkeypatch.setattr(sys, "stderr", screen := Screen(False))
+    with lazy._sign("loading x"):
+        assert not screen.written.wait(0.2)
 
 
 @pytest.mark.parametrize("name", ALIASES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from datetime import datetime
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,18 @@ def test_what_a_run_cannot_use_is_refused_before_anything_is_started(
     (tmp_path / "keys.toml").write_text("unheard_of = 1")
     refused = CliRunner().invoke(cli, ["run", str(minilm_pipeline), "--state", str(tmp_path / "state"), *settings])
     assert refused.exit_code == 1 and words in str(refused.exception) + refused.output
+
+
+def test_a_report_that_is_replaced_is_named_by_its_date(tmp_path: Path) -> None:
+    said = StringIO()
+    demo._check_out(tmp_path, console := Console(file=said, width=200))
+    assert said.getvalue() == ""
+    report = tmp_path / "report.html"
+    report.write_text("")
+    at_s = datetime(2026, 3, 4, 5, 6).timestamp()
+    os.utime(report, (at_s, at_s))
+    demo._check_out(tmp_path, console)
+    assert said.getvalue() == f"{tmp_path}: replaces the report of 2026-03-04 05:06\n"
 
 
 def test_a_policys_settings_come_from_its_file_next_to_what_a_core_is_here(tmp_path: Path) -> None:

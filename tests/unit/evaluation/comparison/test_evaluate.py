@@ -86,7 +86,11 @@ def test_what_is_stored_is_not_simulated_again_but_another_grid_is(
         return real(*given)
 
     monkeypatch.setattr(run, "run_policy", counted)
-    assert evaluate(grid, out, workers=1) == summaries
+    shown: list[tuple[str, int]] = []
+    assert evaluate(grid, out, workers=1, progress=lambda what, runs: shown.append((what, runs))) == summaries
+    first = "bert-4.bursty.0.0"
+    names = [f"{first}.{BOUND}", f"{first}.static", f"{first}.hpa", first]
+    assert shown[:4] == list(zip(names, (0, 1, 1, 1), strict=True)) and sum(runs for _, runs in shown) == 6
     assert simulated == []
     evaluate(replace(grid, policies=("static", "kpa"), seeds=(0,)), out, workers=1)
     assert simulated == ["kpa"]
@@ -107,7 +111,8 @@ def test_the_report_holds_every_run(grid: Grid, out: Path, summaries: list[dict[
     assert len(paths.csv.read_text().splitlines()) == 1 + 4
     assert {row.policy for row in rows(summaries)} == {"static", "hpa"}
     assert all(name in paths.markdown.read_text() for name in ("static", "hpa", "made, not measured"))
-    assert "data:image/png" in paths.html.read_text()
+    page = paths.html.read_text()
+    assert "data:image/png" in page and page.index("Cheapest of those") < page.index("<table>") < page.index("<li")
     assert len(json.loads(paths.json.read_text())["runs"]) == 6
     assert all(path.stat().st_size > 10_000 for path in paths.figures)
 
@@ -133,7 +138,7 @@ def test_every_result_says_what_its_seconds_are_of_and_shows_costs_and_decision_
     paid = [run["provisioned_experts"] for run in runs if run["policy"] == "static"]
     assert static.cost["provisioned"].value == pytest.approx(sum(paid) / 2)
     (line,) = (line for line in text.splitlines() if line.startswith("| bursty | static |"))
-    assert f"| {sum(paid) / 2:.3g} (" in line and f"| {static.decision_ms:.1f} ms |" in line
+    assert f"| ${sum(paid) / 2:#.3g} (" in line and f"| {static.decision_ms:.1f} ms |" in line
     assert "measured_part" in paths.csv.read_text().splitlines()[0].split(",")
 
 

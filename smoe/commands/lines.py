@@ -1,0 +1,21 @@
+"""Lines with a label in front, as long commands end with them."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+
+from rich.console import Console
+
+LABEL = 12
+"""Columns of a label."""
+
+
+def print_lines(console: Console, lines: Iterable[str]) -> None:
+    """As they are; on a terminal broken between words, below each line's first word after the label."""
+    for line in lines:
+        if console.is_terminal:
+            line = textwrap.fill(
+                line, console.width, subsequent_indent=" " * LABEL, break_long_words=False, break_on_hyphens=False
+            )
+        console.print(line, soft_wrap=True, markup=False, highlight=False)

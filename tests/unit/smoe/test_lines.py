@@ -1,0 +1,27 @@
+"""The lines that a command ends with."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+from rich.console import Console
+
+from smoe.commands.lines import print_lines
+
+LINE = "P95         285 ms, 90% above the SLO of 150 ms: MISSED; 40.0% of all requests were answered within [it]"
+
+
+def shown(terminal: bool) -> str:
+    stream = StringIO()
+    print_lines(Console(file=stream, width=40, force_terminal=terminal, color_system=None), [LINE])
+    return stream.getvalue()
+
+
+def test_on_a_terminal_no_word_is_cut_and_lines_go_on_below_the_first_word() -> None:
+    lines = shown(True).splitlines()
+    assert len(lines) > 2 and max(map(len, lines)) <= 40 and " ".join(shown(True).split()) == " ".join(LINE.split())
+    assert all(line[:12].isspace() and not line[12].isspace() for line in lines[1:])
+
+
+def test_off_a_terminal_a_line_is_one_line() -> None:
+    assert shown(False) == f"{LINE}\n"
