@@ -36,7 +36,7 @@ class Display:
         self._bar.stop()
 
     def window(self, count: int) -> None:
-        """So many more windows were simulated."""
+        """So many more windows were simulated; 0: none, but time went by."""
         self._bar.update(self._task, advance=count, description=self._spent())
         if not self._console.is_terminal and time.monotonic() >= self._line_s + EVERY_S:
             self._line_s = time.monotonic()
@@ -60,7 +60,8 @@ def line_of(entry: Mapping[str, Any]) -> str:
 
 @contextmanager
 def interruptible(console: Console) -> Iterator[threading.Event]:
-    """Set by Ctrl-C, so that the run ends after its round and stores what it has; a second one ends it at once."""
+    """Set by Ctrl-C or SIGTERM (``timeout``, CI), so that the run ends after its round and stores what it has; a second
+    one ends it at once."""
     stop = threading.Event()
 
     def interrupt(*_: object) -> None:
@@ -69,8 +70,9 @@ def interruptible(console: Console) -> Iterator[threading.Event]:
         stop.set()
         console.print("stopping after this round, the actor is stored; Ctrl-C again ends at once")
 
-    before = signal.signal(signal.SIGINT, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -42,6 +42,8 @@ from traces.provenance import path_sha256
 from traces.traffic import DATA_SETS
 
 BEST = "actor.safetensors"
+CHUNK = 20
+"""Updates between two looks at the limits, about a second."""
 PACKAGES = ("smoe", "torch", "stable-baselines3", "gymnasium", "numpy", "numba")
 """Their versions are stored with a run."""
 
@@ -53,6 +55,10 @@ class Progress:
     rounds: int = 0
     processor_s: float = 0.0
     """Processor time of warm start, rounds and updates; validation is next to it, as it makes nothing better."""
+    cloned: int = 0
+    """Updates of the warm start that cloned the teacher."""
+    warmed: int = 0
+    """Updates of the warm start after those."""
     warm: bool = False
     validated: int = -1
     """Windows at the last validation."""
@@ -124,7 +130,8 @@ class Run:
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         """Until the planned windows are simulated, ``minutes`` of processor time are spent, all in all, or it is
-        ``stopped``, which is asked after each round; what was learnt by then is stored, and a later run goes on."""
+        ``stopped``, which is asked after each round and within the warm start's updates; what was learnt by then is
+        stored, and a later run goes on."""
 
         def over() -> bool:
             return stopped() or self.progress.minutes >= minutes
@@ -152,9 +159,24 @@ class Run:
             if over():
                 return
             self._timed(lambda: self._round(teach=True, on_window=on_window))
-        self._timed(lambda: self.agent.clone(self.settings.clone_updates))
-        self._timed(lambda: self.agent.train(self.settings.learner.actor_from))
-        self.progress.warm = True
+        progress, clones, updates = self.progress, self.settings.clone_updates, self.settings.learner.actor_from
+        while progress.cloned < clones or progress.warmed < updates:
+            if over():
+                return
+            self._timed(self._warm_updates)
+            on_window(0)
+        progress.warm = True
+
+    def _warm_updates(self) -> None:
+        """The next few of the warm start: clones of the teacher, after them the critic's."""
+        progress, clones = self.progress, self.settings.clone_updates
+        if count := min(CHUNK, clones - progress.cloned):
+            self.agent.clone(count, progress.cloned, clones)
+            progress.cloned += count
+            return
+        count = min(CHUNK, self.settings.learner.actor_from - progress.warmed)
+        self.agent.train(count)
+        progress.warmed += count
 
     def _round(self, *, teach: bool, on_window: Callable[[int], object]) -> None:
         tally = self.rounds.run(self.progress.rounds, teach=teach, on_window=on_window)

@@ -65,6 +65,17 @@ def test_targets_follow_slowly_and_only_after_the_critic_has_begun() -> None:
     assert apart > 0
 
 
+def test_warm_updates_in_parts_come_to_the_same_weights() -> None:
+    whole, parts = agent_of(), agent_of()
+    whole.clone(7)
+    whole.train(5)
+    for begin, count in ((0, 3), (3, 3), (6, 1)):
+        parts.clone(count, begin, 7)
+    for count in (2, 2, 1):
+        parts.train(count)
+    assert torch.equal(weights(whole), weights(parts))
+
+
 def test_a_saved_agent_decides_the_same(tmp_path: Path) -> None:
     agent = agent_of()
     agent.train(6)

@@ -191,6 +191,23 @@ def test_minutes_end_a_warm_start_too(tmp_path: Path, judged: list[int]) -> None
 
 
 @pytest.mark.slow
+def test_a_run_that_is_stopped_while_it_clones_or_warms_its_critic_comes_to_the_same_actor(
+    tmp_path: Path, judged: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Run(SETTINGS, tmp_path / "whole")
+    whole.go(60)
+    monkeypatch.setattr("rl.train.run.CHUNK", 1)
+    for looks, updates in ((2, (1, 0)), (1, (2, 0))):
+        run, asked, ticks = Run(SETTINGS, tmp_path / "parts"), iter([False] * looks + [True] * 3), list[int]()
+        run.go(60, ticks.append, stopped=lambda: next(asked))  # noqa: B023 (asked within the call)
+        assert (run.progress.cloned, run.progress.warmed) == updates and not run.progress.warm
+        assert ticks[-1] == 0, "the display ticks"
+    last = Run(SETTINGS, tmp_path / "parts")
+    last.go(60)
+    assert torch.equal(weights(whole), weights(last))
+
+
+@pytest.mark.slow
 def test_a_folder_with_another_run_is_refused(tmp_path: Path, judged: list[int]) -> None:
     Run(SETTINGS, tmp_path)
     other = TrainingSettings.from_json(SETTINGS.as_json() | {"seed": 1})
