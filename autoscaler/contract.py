@@ -140,6 +140,8 @@ class Proposal:
     not hold. Empty: no doubt, or a policy that knows none."""
     by: str = ""
     """Name of the policy that decided, where it is not the one that was asked."""
+    failure: str = ""
+    """The exception with which the policy ended, in words; empty where it decided."""
 
 
 class Decision(NamedTuple):
@@ -264,3 +266,5 @@ class TickReport:
     """Name of the policy that decided."""
     choice: str = ""
     """What ``auto`` chose at the start, and why; empty where the policy was named."""
+    failure: str = ""
+    """The exception with which the policy ended in this tick, in words; empty where it decided."""

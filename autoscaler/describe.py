@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from autoscaler.contract import GenerationObservation, TickReport
-from autoscaler.loop import short
+from autoscaler.loop import REASON, short
 from autoscaler.platforms.shadow import ShadowBill
 from autoscaler.prices import money
 from autoscaler.state.targets import Targets
@@ -117,4 +117,4 @@ def _cost(report: TickReport, currency: str) -> str:
 def _commonest_reason(report: TickReport) -> str:
     """Why functions stay as they are; empty where that is not known."""
     reasons = Counter(decision.reason for decision in report.decisions if decision.reason)
-    return f" ({reasons.most_common(1)[0][0][:120]})" if reasons else ""
+    return f" ({reasons.most_common(1)[0][0][:REASON]})" if reasons else ""

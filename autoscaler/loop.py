@@ -34,6 +34,8 @@ from autoscaler.state.features import complete
 from autoscaler.view import View
 
 log = logging.getLogger("smoe.autoscaler")
+REASON = 120
+"""Characters of a reason in a line for people."""
 
 
 class Controller:
@@ -88,6 +90,7 @@ class Controller:
         self._memory: Memory = None
         self._limit_state = LimitState()
         self._logged_problems: tuple[str, ...] = ()
+        self._logged_failure = ""
 
     def prime(self, now_s: float, window_s: float | None = None) -> None:
         """Read the metrics once, so that the first tick has something to compare with."""
@@ -124,6 +127,7 @@ class Controller:
             self._dry_run,
             proposal.by or self.policy.name,
             self._choice,
+            proposal.failure,
         )
         self._record(report)
         return report
@@ -148,9 +152,13 @@ class Controller:
         try:
             proposal = self.policy.propose(observation, now_s, self._memory)
         except Exception as error:
-            log.exception("policy %s failed; the present scale is held", self.policy.name)
+            failure = ": ".join(filter(None, (type(error).__name__, str(error))))
+            if failure != self._logged_failure:  # the next ticks may meet the same
+                log.exception("policy %s failed; the present scale is held", self.policy.name)
+            self._logged_failure = failure
             why = f"policy {self.policy.name} failed ({type(error).__name__})"
-            return Proposal({}, dict.fromkeys(self.topology.functions(), why))
+            return Proposal({}, dict.fromkeys(self.topology.functions(), why), failure=failure)
+        self._logged_failure = ""
         if not observation.stale:
             self._memory = proposal.memory
         return proposal
@@ -207,8 +215,10 @@ class Controller:
         every = log.isEnabledFor(logging.DEBUG)
         for decision in report.decisions:
             loud = decision.changes or (decision.limits_hit and decision.valid)
-            if loud or every:
+            if every:
                 log.log(logging.INFO if loud else logging.DEBUG, "%s", describe(decision, report))
+            elif loud and log.isEnabledFor(logging.INFO):
+                log.info("%s", brief(decision, report))
         for keeper in (self._logger, self.view):
             if keeper is not None:
                 try:
@@ -217,11 +227,24 @@ class Controller:
                     log.error("%s", error)
 
 
+def brief(decision: Decision, report: TickReport) -> str:
+    """A decision in one line for people: what becomes of the function, why, and what limited it."""
+    outcome = _outcome(decision, report)
+    change = f"{short(decision.present)} → {short(decision.target)}"
+    if not decision.changes:
+        change = f"stays {short(decision.present)}, {short(decision.desired)} desired"
+    parts = (decision.reason[:REASON], *decision.limits_hit, outcome if outcome not in ("applied", "kept") else "")
+    return f"{decision.function} {change}: {'; '.join(filter(None, parts))}"
+
+
+def _outcome(decision: Decision, report: TickReport) -> str:
+    if decision.function in report.failures:
+        return f"failed: {report.failures[decision.function]}"
+    return "dry-run" if report.dry_run else "applied" if decision.function in report.applied else "kept"
+
+
 def describe(decision: Decision, report: TickReport) -> str:
     """One structured line: inputs, desired configuration, limits hit, result."""
-    outcome = "dry-run" if report.dry_run else "applied" if decision.function in report.applied else "kept"
-    if decision.function in report.failures:
-        outcome = f"failed: {report.failures[decision.function]}"
     row = report.observation.node(decision.node)
     inputs = (
         {}
@@ -241,7 +264,8 @@ def describe(decision: Decision, report: TickReport) -> str:
             f"policy={report.policy} function={decision.function}",
             *parts,
             f"present={short(decision.present)} desired={short(decision.desired)} target={short(decision.target)}",
-            f"limits={'; '.join(decision.limits_hit) or 'none'!r} reason={decision.reason!r} result={outcome!r}",
+            f"limits={'; '.join(decision.limits_hit) or 'none'!r} reason={decision.reason!r}",
+            f"result={_outcome(decision, report)!r}",
         )
     )
 

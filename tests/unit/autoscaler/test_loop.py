@@ -14,7 +14,7 @@ from autoscaler.contract import Bound, Configuration, Observation, Policy, Propo
 from autoscaler.decision.limits import LimitSettings
 from autoscaler.errors import PlatformError
 from autoscaler.logger import FunctionLogger, read_decisions, read_pipeline
-from autoscaler.loop import Controller, describe, run, short
+from autoscaler.loop import Controller, brief, describe, run, short
 from autoscaler.platforms.shadow import ShadowPlatform
 from autoscaler.policy.hpa import HpaPolicy, HpaSettings
 from autoscaler.policy.static import StaticPolicy
@@ -147,13 +147,17 @@ class Broken:
         raise ZeroDivisionError
 
 
-def test_a_policy_that_fails_holds_the_scale_and_is_reported() -> None:
+def test_a_policy_that_fails_holds_the_scale_and_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     plant = Plant()
-    report = controller(plant, Broken()).tick(NOW_S)
-    assert len(report.decisions) == 9 and plant.platform.orders == []
+    subject = controller(plant, Broken())
+    report = subject.tick(NOW_S)
+    assert len(report.decisions) == 9 and plant.platform.orders == [] and report.failure == "ZeroDivisionError"
     assert {decision.reason for decision in report.decisions} == {
         "present scale held: policy broken failed (ZeroDivisionError)"
     }
+    subject.tick(NOW_S + 5)
+    assert caplog.text.count("policy broken failed") == 1, "the same failure is logged once"
+    assert controller(plant).tick(NOW_S).failure == ""
 
 
 def test_every_tick_is_logged_and_what_is_left_is_written_at_the_end(tmp_path: Path) -> None:
@@ -182,12 +186,28 @@ def test_a_log_that_cannot_be_written_stops_nothing(tmp_path: Path, caplog: pyte
 def test_a_decision_s_line_has_inputs_desired_limits_and_result(caplog: pytest.LogCaptureFixture) -> None:
     plant = Plant()
     plant.calls = 100.0
-    with caplog.at_level(logging.INFO, "smoe.autoscaler"):
+    with caplog.at_level(logging.DEBUG, "smoe.autoscaler"):
         controller(plant, limits=LimitSettings(max_step_replicas=2)).tick(NOW_S)
     (text,) = [record.message for record in caplog.records if record.levelno == logging.INFO]
     assert text.startswith(f"policy=hpa function={FUNCTION} cpu=0 concurrency=0 p95_s=none")
     assert "present=256MiB/1cpu/1x4 desired=256MiB/1cpu/5x4 target=256MiB/1cpu/3x4" in text
     assert "limits='at most 2 replicas a step'" in text and "result='applied'" in text
+
+
+def test_a_decision_s_line_for_people_has_the_change_its_reason_and_what_limited_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    plant = Plant()
+    plant.calls = 100.0
+    subject = controller(plant, limits=LimitSettings(max_step_replicas=2, cooldown_s=60.0))
+    with caplog.at_level(logging.INFO, "smoe.autoscaler"):
+        report = subject.tick(NOW_S)
+        subject.tick(NOW_S + 5)
+    reason = next(decision.reason for decision in report.decisions if decision.changes)
+    first, second = (record.message for record in caplog.records)
+    assert first == f"{FUNCTION} 256MiB/1cpu/1x4 → 256MiB/1cpu/3x4: {reason}; at most 2 replicas a step"
+    assert second.startswith(f"{FUNCTION} stays 256MiB/1cpu/3x4, 256MiB/1cpu/5x4 desired: ")
+    assert second.endswith("; cool-down of 60 s")
 
 
 def test_a_problem_is_logged_once_and_not_at_every_tick(caplog: pytest.LogCaptureFixture) -> None:
@@ -210,6 +230,8 @@ def test_a_failed_change_says_so_in_its_line() -> None:
     report = controller(plant).tick(NOW_S)
     decision = next(decision for decision in report.decisions if decision.changes)
     assert "result='failed: function m-expert-0-0 could not be changed'" in describe(decision, report)
+    assert brief(decision, report).endswith("; failed: function m-expert-0-0 could not be changed")
+    assert brief(decision, replace(report, dry_run=True, failures={})).endswith("; dry-run")
     assert "result='dry-run'" in describe(decision, replace(report, dry_run=True, failures={}))
 
 
