@@ -20,7 +20,7 @@ from evaluation.comparison.figures import figure_7, figure_8
 from evaluation.comparison.grid import Grid
 from evaluation.comparison.learnt_files import learnt_file
 from evaluation.comparison.store import windows_of
-from evaluation.comparison.tables import HEAD, NAMES, Row, binds, cells, markdown, rows, write_csv
+from evaluation.comparison.tables import HEAD, NAMES, Row, binds, cells, failure_sentences, markdown, rows, write_csv
 from simulation.workloads.worlds import PAPER_CAPACITY
 from traces.model import PATTERNS, classify
 
@@ -120,7 +120,7 @@ def notes(grid: Grid, summaries: Sequence[Summary], left_out: Mapping[str, str] 
         sentences.append(f"Seconds of calls: {model}; at least {share:.0%} of a run's calls lie where it was measured.")
     if grid.speed != 1:
         sentences.append(f"Traces are replayed {grid.speed:g} times as fast as they were.")
-    sentences += _replayed(summaries)
+    sentences += _replayed(summaries) + failure_sentences(summaries)
     for why in dict.fromkeys((left_out or {}).values()):
         keys = [key for key, reason in (left_out or {}).items() if reason == why]
         sentences.append(f"Left out: {', '.join(dict.fromkeys(map(_left_out, keys)))}, as {why}.")

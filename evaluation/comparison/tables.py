@@ -107,6 +107,24 @@ def markdown(summaries: Sequence[Summary]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def failures(summaries: Sequence[Summary]) -> dict[str, tuple[int, int, str]]:
+    """Policy → windows in which it ended with an exception, all windows of its runs, and the first exception; without
+    those that never did."""
+    failed: dict[str, tuple[int, int, str]] = {}
+    for run in (summary for summary in summaries if summary.get("failed_windows") is not None):
+        count, windows, first = failed.get(run["policy"], (0, 0, ""))
+        failed[run["policy"]] = count + run["failed_windows"], windows + run["windows"], first or run.get("failure", "")
+    return {policy: entry for policy, entry in failed.items() if entry[0]}
+
+
+def failure_sentences(summaries: Sequence[Summary]) -> list[str]:
+    """What must be known of rows whose policy failed."""
+    return [
+        f"{policy} failed in {count} of {windows} windows ({first}), in which what was deployed was held."
+        for policy, (count, windows, first) in failures(summaries).items()
+    ]
+
+
 HEAD = (
     *("pattern", "policy", "runs", "provisioned", "busy", "standbys", "provisioned over bound", "busy over bound"),
     *("P95 / SLO", "windows over SLO", "mean excess", "decision P99", "beyond the cluster"),

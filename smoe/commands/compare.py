@@ -21,7 +21,16 @@ from evaluation.comparison.errors import EvaluationError
 from evaluation.comparison.grid import BURST_SUFFIX
 from evaluation.comparison.report import write_report
 from simulation.workloads.custom_options import custom_options, prices_option, slo_option
-from smoe.commands.evaluate import REFUSED, GridSettings, custom_of, given_of, grid_of, progress_bar, show
+from smoe.commands.evaluate import (
+    REFUSED,
+    GridSettings,
+    check_all_judged,
+    custom_of,
+    given_of,
+    grid_of,
+    progress_bar,
+    show,
+)
 from smoe.errors import SmoeError
 from traces.options import data_option, json_option
 from traces.traffic import REPLAYED_PATTERNS
@@ -68,15 +77,16 @@ def compare(**options: Any) -> None:
     cost above the bound, and the windows over the target, with intervals: a policy is cheaper than another only at no
     more windows over it.
 
-    Everything is simulated. The default takes seven minutes of one core. It may be stopped and goes on
-    where it was; a custom pipeline is compared as by `smoe lab evaluate`, without standbys, which one shared machine
-    does not simulate.
+    Everything is simulated. The default takes seven minutes of one core. It may be stopped and goes on where it was; a
+    custom pipeline is compared as by `smoe lab evaluate`, whose exit status it has, too, without standbys, which one
+    shared machine does not simulate.
     """
     console = Console(stderr=True)
     custom, given = custom_of(options), given_of(CompareSettings, options)
     trials, tune_seconds, out = given.pop("trials"), given.pop("tune_seconds"), given["out"]
     shared = custom is not None and not custom.cluster
     opponents = [name for name in OPPONENTS if not (shared and name.endswith(BURST_SUFFIX))]
+    named = [name for name in given["policies"] if name != ALL]
     names = [name for one in given["policies"] for name in (opponents if one == ALL else (one,))]
     given["policies"] = tuple(dict.fromkeys(names))
     if custom is not None and given["seconds"] == CompareSettings.seconds:
@@ -97,6 +107,16 @@ def compare(**options: Any) -> None:
     if options["as_json"]:
         result = result_of(tuned, summaries, left_out, out)
         sys.stdout.buffer.write(orjson.dumps(result, option=orjson.OPT_APPEND_NEWLINE))
-        return
-    show(Console(), summaries, left_out)
-    console.print(f"report: {paths.html}")
+    else:
+        show(Console(), summaries, left_out)
+        console.print(f"report: {paths.html}")
+        console.print(next_step(out), markup=False, highlight=False, soft_wrap=True)
+    check_all_judged(tuned, summaries, left_out, named)
+
+
+def next_step(out: Path) -> str:
+    """What to do with opponents that were compared."""
+    return (
+        "next: `smoe up` and `smoe autoscale --policy NAME --policy-settings FILE` run one of them on a live pipeline; "
+        f"tuned settings are the files NAME.*.toml in {out / 'settings'}"
+    )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import click
 import orjson
+from click.core import ParameterSource
 from pydantic import Field
 from rich import box
 from rich.console import Console
@@ -26,7 +27,7 @@ from evaluation.comparison.grid import FROM_FILE, Grid
 from evaluation.comparison.report import write_report
 from evaluation.comparison.run import evaluate as run_all
 from evaluation.comparison.run import names_of
-from evaluation.comparison.tables import HEAD, cells, rows, without_interval
+from evaluation.comparison.tables import HEAD, cells, failure_sentences, failures, rows, without_interval
 from simulation.engine.errors import SimulationError
 from simulation.profiles.model.errors import ProfileError
 from simulation.workloads.custom import HOUR_S, CustomPipeline, CustomPipelineError
@@ -41,6 +42,7 @@ from traces.traffic import REPLAYED_PATTERNS
 DEFAULT_WORKLOADS = ("bert-4",)
 REFUSED = (EvaluationError, CustomPipelineError, ProfileError, TraceError, SimulationError, AutoscalerError)
 """What an evaluation raises where nothing can be measured."""
+NEXT_STEP = "next: `smoe up` and `smoe autoscale --policy NAME` run one of them on a live pipeline"
 FULL_WIDTH = 140
 """Columns of a terminal that has room for intervals."""
 Start = tuple[FromOne, NotNegative, Share, FromOne, FromOne]
@@ -115,8 +117,9 @@ def evaluate(**options: Any) -> None:
     """Simulate the same arrivals with the same routing under several policies, and compare cost and P95.
 
     All runs are simulated: the paper's workloads on the modelled cluster, a custom pipeline on the machine of its
-    profile, or with --cluster there too. A run that is in --out already is not simulated again, so an evaluation that
-    was stopped goes on where it was. Writes results.csv, results.md, results.json, two figures and report.html.
+    profile, or with --cluster there too. Exit status 1 where a policy fails in every window or one that was named is
+    left out. A run that is in --out already is not simulated again, so an evaluation that was stopped goes on where it
+    was. Writes results.csv, results.md, results.json, two figures and report.html.
     """
     console = Console(stderr=True)
     custom = custom_of(options)
@@ -137,10 +140,29 @@ def evaluate(**options: Any) -> None:
         raise SmoeError(str(error)) from error
     if options["as_json"]:
         sys.stdout.buffer.write(orjson.dumps(summaries, option=orjson.OPT_APPEND_NEWLINE))
-        return
-    show(Console(), summaries, left_out)
-    console.print(f"report: {paths.html}")
-    console.print("next: `smoe up` and `smoe autoscale --policy NAME` run one of them on a live pipeline")
+    else:
+        show(Console(), summaries, left_out)
+        console.print(f"report: {paths.html}")
+        console.print(NEXT_STEP)
+    given = click.get_current_context().get_parameter_source("policies") is not ParameterSource.DEFAULT
+    check_all_judged(grid, summaries, left_out, options["policies"] if given else ())
+
+
+def check_all_judged(
+    grid: Grid, summaries: list[dict[str, Any]], left_out: Mapping[str, str], named: Sequence[str]
+) -> None:
+    """Raises SmoeError where a policy failed in every window, or one that was ``named`` was left out of a group: their
+    rows say nothing about them, or are not there."""
+    faults = [
+        f"{policy} failed in every window ({first})"
+        for policy, (count, windows, first) in failures(summaries).items()
+        if count == windows
+    ]
+    for policy in dict.fromkeys(named):
+        reasons = [left_out[key] for group in grid.groups() if (key := f"{group.key}.{policy}") in left_out]
+        faults += [f"{policy} was left out, as {reasons[0]}"] if reasons else []
+    if faults:
+        raise SmoeError("; ".join(faults))
 
 
 def progress_bar(console: Console) -> Progress:
@@ -205,6 +227,8 @@ def show(console: Console, summaries: list[dict[str, Any]], left_out: Mapping[st
             f"no decision changed anything under {', '.join(unchanged)}: what such a row shows is the configuration at "
             "the start (--start)", markup=False, highlight=False,
         )  # fmt: skip
+    for sentence in failure_sentences(summaries):
+        console.print(sentence, markup=False, highlight=False)
     for key, why in left_out.items():
         Console(stderr=True).print(f"left out: {key}, as {why}", markup=False, highlight=False)
 

@@ -48,6 +48,33 @@ def test_the_pages_policy_runs_next_to_built_in_ones_in_the_simulator(mine: Path
     assert '"policy":"mine.py:make"' in printed
 
 
+@pytest.mark.slow
+def test_a_policy_that_fails_in_every_window_ends_the_command_with_the_reason(mine: Path) -> None:
+    (mine / "failing.py").write_text(
+        "class Failing:\n"
+        "    name = 'failing'\n"
+        "    def propose(self, observation, now_s, memory):\n"
+        "        raise KeyError('mean_s')\n"
+        "def make(making):\n"
+        "    return Failing()\n"
+    )
+    code, printed = evaluated("static,failing.py:make")
+    assert code == 1 and "failing.py:make failed in every window (KeyError: 'mean_s')" in printed
+    report = (mine / "out" / "results.md").read_text()
+    assert re.search(r"failing\.py:make failed in (\d+) of \1 windows \(KeyError: 'mean_s'\)", report)
+    assert "static failed" not in report
+
+
+@pytest.mark.slow
+def test_a_policy_that_refuses_its_settings_is_left_out_and_ends_the_command_with_the_reason(mine: Path) -> None:
+    (mine / "refusing.py").write_text(
+        "from autoscaler.errors import SettingsError\ndef make(making):\n    raise SettingsError('it needs a target')\n"
+    )
+    code, printed = evaluated("static,refusing.py:make")
+    assert code == 1 and "refusing.py:make was left out, as bert-4: it needs a target" in printed
+    assert '"policy":"static"' in printed
+
+
 @pytest.mark.parametrize(
     ("policy", "reason"),
     [

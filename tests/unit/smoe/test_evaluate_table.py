@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from evaluation.comparison.grid import Grid
 from evaluation.comparison.intervals import Interval
 from evaluation.comparison.tables import Row
 from smoe.commands import evaluate
+from smoe.errors import SmoeError
 
 
 @pytest.mark.parametrize(("width", "intervals"), [(80, False), (200, True)])
@@ -42,3 +44,25 @@ def test_policies_that_changed_nothing_in_any_run_are_named(monkeypatch: pytest.
     console = Console(width=200, file=io.StringIO(), record=True)
     evaluate.show(console, summaries, {})
     assert "no decision changed anything under static, mine.py:make: " in console.export_text()
+
+
+def test_policies_that_failed_are_named_and_those_that_always_did_or_were_left_out_are_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(evaluate, "rows", lambda summaries: [])
+    runs = [("static", 0), ("some", 0), ("some", 3), ("all", 10), ("all", 10)]
+    summaries: list[dict[str, Any]] = [
+        {"policy": policy, "windows": 10, "failed_windows": failed, **({"failure": "ValueError: x"} if failed else {})}
+        for policy, failed in runs
+    ]
+    console = Console(width=200, file=io.StringIO(), record=True)
+    evaluate.show(console, summaries, {})
+    text = console.export_text()
+    assert "some failed in 3 of 20 windows (ValueError: x)" in text and "static failed" not in text
+    grid = Grid(("bert-4",), ("bursty",), (0,), ("static", "hpa"), (0,))
+    left_out = {"bert-4.bursty.0.0.hpa": "it needs a target", "bert-4.bursty.0.0.bound": "there is none"}
+    evaluate.check_all_judged(grid, summaries[:3], left_out, ("static",))
+    with pytest.raises(
+        SmoeError, match=r"^all failed in every window \(ValueError: x\); hpa was left out, as it needs"
+    ):
+        evaluate.check_all_judged(grid, summaries, left_out, ("static", "hpa"))
