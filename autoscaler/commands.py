@@ -21,16 +21,18 @@ from autoscaler.process import ControllerProcess
 from autoscaler.settings import ControllerSettings
 from autoscaler.topology import load_topology
 
+DEFAULT_STATE = Path(".smoe")
+
 
 @click.command()
 @click.argument("named", metavar="[PIPELINE]", required=False)
 @click.option(
     "--state",
     type=click.Path(path_type=Path),
-    default=Path(".smoe"),
+    default=DEFAULT_STATE,
     help="State folder: address, passwords, pipelines, logs.",
 )
-@click.option("--pipeline", help="The same as PIPELINE. [default: minilm]")
+@click.option("--pipeline", hidden=True, help="The same as PIPELINE.")
 @click.option(
     "--password-file",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
@@ -46,7 +48,7 @@ from autoscaler.topology import load_topology
     "--log-level",
     type=click.Choice(("info", "debug")),
     default="info",
-    help="debug: a line for each decision, also for those that change nothing.",
+    help="debug: a line with all inputs for each decision, also for those that change nothing.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a tick on standard output.")
 def autoscale(
@@ -59,9 +61,9 @@ def autoscale(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Watch PIPELINE and scale every function of it until interrupted.
+    """Watch PIPELINE (by default minilm) and scale every function of it until interrupted.
 
-    Decisions go to standard error as one line each, ticks to standard output, and both as parquet files to the log
+    Changes go to standard error as one line each, ticks to standard output, and both as parquet files to the log
     folder. Missing or old data holds the present scale.
     """
     if named and pipeline and named != pipeline:
@@ -81,7 +83,7 @@ def autoscale(
     if topology.pipeline != pipeline:
         raise click.UsageError(
             f"{settings.manifest_dir} holds the pipeline {topology.pipeline!r}, not {pipeline!r}; "
-            f"say --pipeline {topology.pipeline}"
+            f"say smoe autoscale {topology.pipeline}"
         )
 
     def report_tick(report: TickReport, bill: ShadowBill | None, conditions: Sequence[object]) -> None:
@@ -93,7 +95,17 @@ def autoscale(
     process = ControllerProcess(settings, pipeline, report_tick, ticks)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: process.stop())
+    if ticks is None and not as_json and settings.platform == "openfaas":  # in a cluster nobody is at the terminal
+        click.echo(next_step(pipeline, "" if state == DEFAULT_STATE else f" --state {state}"), err=True)
     process.run()
+
+
+def next_step(pipeline: str, of_state: str) -> str:
+    """What to do next to a controller; ``of_state``: the option that names the state folder."""
+    return (
+        f"next: in another terminal `smoe top {pipeline}{of_state}` shows what it does, and "
+        f"`smoe replay {pipeline}{of_state}` sends a bursty hour; Ctrl-C ends it"
+    )
 
 
 def _log_to_stderr(level: str) -> None:

@@ -14,7 +14,7 @@ from smoe.lazy import LazyCommand, LazyGroup
 EVERY_DAY, GROUPS = "Every day", "Groups (smoe GROUP --help)"
 
 AUTOSCALE = frozenset(
-    ("--gateway", "--pipeline", "--policy", "--policy-settings", "--interval", "--slo-ms", "--prometheus", "--budget",
+    ("--gateway", "--policy", "--policy-settings", "--interval", "--slo-ms", "--prometheus", "--budget",
      "--dry-run", "--json")
 )  # fmt: skip
 AUTOSCALE_SECTIONS = {

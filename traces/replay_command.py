@@ -31,15 +31,16 @@ from traces.token_options import COMPLETIONS, TokenOptions, completions_of, toke
 from traces.token_results import token_rows
 
 GATEWAY = "http://127.0.0.1:8080"
+DEFAULT_STATE = Path(".smoe")
 
 
 @click.command()
-@click.argument("function")
+@click.argument("function", metavar="PIPELINE")
 @click.option("--gateway", "gateway_url", help=f"Address of the gateway. [default: the state folder's, else {GATEWAY}]")
 @click.option(
     "--state",
     type=click.Path(path_type=Path, file_okay=False),
-    default=Path(".smoe"),
+    default=DEFAULT_STATE,
     help="State folder: where the gateway listens.",
 )
 @click.option("--trace", "trace_name", help="Data set or file. [default: the bursty hour of the main job]")
@@ -110,7 +111,8 @@ def replay(
     as_json: bool,
     **tokens: Any,
 ) -> None:
-    """Send texts, or completions of a trace's token counts, to FUNCTION at the trace's arrival times, open loop.
+    """Send texts, or completions of a trace's token counts, to PIPELINE (or any function, by its name) at the trace's
+    arrival times, open loop.
 
     Writes OUT/requests.csv (every request) and OUT/replay.json (the summary). Ctrl-C stops sending and closes with
     what is there. Exit status 1 when a request failed, 130 when it was stopped.
@@ -141,7 +143,17 @@ def replay(
     else:
         settings = replace(settings, url=f"{url}{COMPLETIONS}", fields={})
     summary = _replay(trace, chosen, completions, settings, out, without_progress=as_json)
+    if not as_json and expected.is_dir():  # of a pipeline that runs here
+        click.echo(next_step(function, "" if state == DEFAULT_STATE else f" --state {state}"), err=True)
     _close(summary, out, as_json)
+
+
+def next_step(pipeline: str, of_state: str) -> str:
+    """What to do after a replay; ``of_state``: the option that names the state folder."""
+    return (
+        f"next: `smoe autoscale {pipeline}{of_state} --slo-ms MS` in another terminal scales the pipeline while you "
+        f"replay again, `smoe top {pipeline}{of_state}` watches it"
+    )
 
 
 def _close(summary: dict[str, Any], out: Path, as_json: bool) -> None:

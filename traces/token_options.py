@@ -30,7 +30,7 @@ def token_options(command: F) -> F:
         click.option(
             "--send", type=click.Choice(["auto", "inputs", "completions"]), default="auto", show_default=True,
             help="Texts, or completions with the trace's token counts. auto: completions where the trace has token "
-            "counts and FUNCTION is a decoder.",
+            "counts and PIPELINE is a decoder.",
         ),
         click.option("--ttft-ms", type=more_than_zero, default=None, help="Goodput: longest time to the first token."),
         click.option("--tpot-ms", type=more_than_zero, default=None, help="Goodput: longest time per output token."),
@@ -40,7 +40,7 @@ def token_options(command: F) -> F:
         ),
         click.option(
             "--tokenizer", type=click.Path(path_type=Path), default=None,
-            help="tokenizer.json of the pipeline, or its folder. [default: STATE/pipelines/FUNCTION]",
+            help="tokenizer.json of the pipeline, or its folder. [default: STATE/pipelines/PIPELINE]",
         ),
     )  # fmt: skip
     for option in reversed(options):

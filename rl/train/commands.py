@@ -87,6 +87,16 @@ def train(
         f"{out / BEST}: {run.agent.num_timesteps} windows, {run.progress.minutes:.1f} minutes of one core, "
         + ("not judged yet" if run.progress.best is None else f"best score {run.progress.best:.3f}")
     )
+    click.echo(next_step(out), err=True)
+
+
+def next_step(out: Path) -> str:
+    """What to do with an actor that was stored."""
+    return (
+        f"next: write 'actor = \"{out.resolve() / BEST}\"' into settings/smoe.toml, then "
+        "`smoe lab evaluate --policies hpa,smoe --policy-settings settings` compares it in the simulator and "
+        "`smoe autoscale --policy smoe --policy-settings settings/smoe.toml --shadow` on a live pipeline"
+    )
 
 
 def changed(settings: TrainingSettings, changes: tuple[str, ...]) -> TrainingSettings:

@@ -159,6 +159,21 @@ def profile(
     concluded = conclude(measurement, out.with_suffix(".png"))
     save(concluded, out)
     _close(console, concluded, out)
+    console.print(next_step(state, pipeline, out), markup=False, highlight=False, soft_wrap=True)
+
+
+def next_step(state: Path, pipeline: str, out: Path) -> str:
+    """What to do with a profile that was written."""
+    folder, manifest = ensure_pipeline(pipeline, state / "pipelines")
+    if manifest.task == "causal-lm":
+        return (
+            f"next: `smoe lab replay PROFILE --trace NAME --policies all --pipeline {folder} --nodes {out} "
+            "--ttft-ms MS --tpot-ms MS` compares scaling policies; PROFILE is what it writes without --nodes"
+        )
+    return (
+        f"next: `smoe lab evaluate --pipeline {folder} --profile {out} --slo-factor 5` compares scaling policies, "
+        f"`smoe lab train --pipeline {folder} --profile {out} --slo-ms MS` learns one"
+    )
 
 
 def _gpu_settings(shares: tuple[float, ...], seed: int) -> GpuSettings:

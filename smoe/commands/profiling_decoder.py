@@ -65,7 +65,13 @@ def profile_decoder(
         click.echo(f"next to a second instance, CPU time {_slower(slowed)}; duration {_slower(slowdown(turns, WALL))}")
     if load1 > 0.5:
         click.echo(f"other programs ran meanwhile (load {load1:.1f}): measure again on an idle machine", err=True)
-    click.echo(f"{out} ({len(samples)} samples); smoe lab replay {out} simulates a trace")
+    click.echo(f"{out} ({len(samples)} samples)")
+    click.echo(next_step(out), err=True)
+
+
+def next_step(out: Path) -> str:
+    """What to do with a decoder's profile that was written."""
+    return f"next: `smoe lab replay {out} --trace NAME` simulates a token trace (`smoe traces list`) on it"
 
 
 def _measured(

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from gateway.backends.kubernetes.options import kubernetes_options, take_kubernetes_options
 from gateway.client.client import GatewayClient, lines_of
 from gateway.client.errors import GatewayRefusedError
-from gateway.client.state import running_pid
+from gateway.client.state import DEFAULT_STATE, running_pid
 from gateway.contract import DEFAULT_NAMESPACE
 from gateway.options import listening_options
 from moe.manifest import Manifest
@@ -99,7 +99,7 @@ def up(
     except BaseException:
         lifecycle.stop_process(process)
         raise
-    of_state = "" if state == Path(".smoe") else f" --state {state}"
+    of_state = _of_state(state)
     click.echo(f"pipeline   {manifest.name} ({directory})")
     _introduce(client, manifest, state, of_state, console)
     if not foreground:
@@ -143,6 +143,17 @@ def down(state: Path) -> None:
     if not drained:
         raise click.ClickException(f"the gateway (process {pid}) of {state} did not end in time and was killed")
     click.echo(f"stopped the gateway (process {pid}) of {state}")
+    click.echo(after_down(_of_state(state)), err=True)
+
+
+def after_down(of_state: str) -> str:
+    """What to do after a gateway was stopped."""
+    return f"next: `smoe up{of_state}` starts it again, with the functions that it had"
+
+
+def _of_state(state: Path) -> str:
+    """The option that names the state folder; empty where it is the usual one."""
+    return "" if state == DEFAULT_STATE else f" --state {state}"
 
 
 @click.command()
@@ -160,6 +171,16 @@ def deploy(pipeline: str, state: Path, gateway_url: str | None, password_file: P
     runtime = runtime_memory(client.info()["provider"]["orchestration"], manifest.dtype)
     _deploy_with_progress(client, manifest, DeploymentSettings(**options, runtime=runtime), Console(stderr=True))
     click.echo(f"{manifest.name} ({directory}) is ready at {client.url}/function/{manifest.name}")
+    where = f" --gateway {gateway_url}" if gateway_url else _of_state(state)
+    click.echo(after_deploy(manifest.name, where), err=True)
+
+
+def after_deploy(name: str, where: str) -> str:
+    """What to do with pipeline ``name`` that is ready; ``where``: the option that leads to its gateway."""
+    return (
+        f"next: `smoe invoke --pipeline {name}{where} 'some text'` calls it, `smoe top {name}{where}` watches it, "
+        f"`smoe autoscale {name}{where}` scales it"
+    )
 
 
 @click.command()

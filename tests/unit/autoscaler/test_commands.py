@@ -88,7 +88,7 @@ def test_what_a_core_is_comes_from_the_gateway_of_the_state_folder(
         (["--interval", "nan"], "interval_s is nan; it should be a finite number"),
         (["--policy", "magic"], "'magic'"),
         (["--password-file", "/none"], "does not exist"),
-        (["--pipeline", "other", "--manifest", "pipelines/tiny"], "say --pipeline tiny"),
+        (["--pipeline", "other", "--manifest", "pipelines/tiny"], "say smoe autoscale tiny"),
     ],
 )
 def test_wrong_options_are_refused_with_a_sentence(state: Path, options: list[str], sentence: str) -> None:

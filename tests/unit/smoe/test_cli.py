@@ -106,7 +106,8 @@ def test_every_option_stands_once_and_below_a_heading_of_its_own(words: list[str
         assert isinstance(command, click.Group)
         command = command.get_command(click.Context(command), word)
     assert command is not None
-    assert flags == [*(option.opts[0] for option in command.params if option.param_type_name == "option"), "--help"]
+    options = [option for option in command.params if isinstance(option, click.Option) and not option.hidden]
+    assert flags == [*(option.opts[0] for option in options), "--help"]
     assert len(sections) >= 6 and "Options" not in dict(sections)
     assert max(rows.count("\n  -") for _, rows in sections) <= 14
 

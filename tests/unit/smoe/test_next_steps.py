@@ -1,0 +1,64 @@
+"""The line on what to do next, at the end of commands: what it names is there, with the options that it names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import pytest
+
+from autoscaler import commands as autoscaling
+from rl.train import commands as training
+from smoe.commands import compare, evaluate, profiling, profiling_decoder, service
+from tests.docs.test_pages import command_of, commands_in
+from traces import replay_command
+
+OUT, STATE = Path("out/it"), " --state there"
+LINES = {
+    "lab evaluate": evaluate.NEXT_STEP,
+    "lab compare": compare.next_step(OUT),
+    "lab train": training.next_step(OUT),
+    "lab profile of a decoder": profiling_decoder.next_step(OUT),
+    "replay": replay_command.next_step("minilm", STATE),
+    "autoscale": autoscaling.next_step("minilm", STATE),
+    "down": service.after_down(STATE),
+    "pipeline deploy": service.after_deploy("minilm", STATE),
+    "pipeline deploy elsewhere": service.after_deploy("minilm", " --gateway http://there:8080"),
+}
+
+
+def check(line: str) -> None:
+    """One line, whose commands take the arguments that it gives them."""
+    named = list(commands_in(line))
+    assert line.startswith("next: ") and "\n" not in line and named
+    for words in named:
+        command, given = command_of(words)
+        context = click.Context(command)
+        _, rest, _ = command.make_parser(context).parse_args(args=list(given))
+        assert not rest, f"smoe {' '.join(words)} takes no {rest}"
+        assert not any(parameter.required and parameter.opts[0] not in given for parameter in options(command)), words
+
+
+def options(command: click.Command) -> list[click.Option]:
+    return [one for one in command.params if isinstance(one, click.Option)]
+
+
+@pytest.mark.parametrize("line", LINES.values(), ids=LINES)
+def test_what_to_do_next_names_commands_that_are_there(line: str) -> None:
+    check(line)
+
+
+@pytest.mark.parametrize(("task", "word"), [("embedding", "smoe lab evaluate"), ("causal-lm", "smoe lab replay")])
+def test_what_to_do_with_a_profile_goes_by_the_pipelines_task(
+    monkeypatch: pytest.MonkeyPatch, task: str, word: str
+) -> None:
+    manifest = type("Manifest", (), {"task": task})
+    monkeypatch.setattr(profiling, "ensure_pipeline", lambda pipeline, folder: (folder / pipeline, manifest))
+    line = profiling.next_step(Path("state"), "mine", OUT)
+    assert word in line and "state/pipelines/mine" in line
+    check(line)
+
+
+def test_an_option_that_is_not_there_is_found() -> None:
+    with pytest.raises(click.NoSuchOption):
+        check("next: `smoe top minilm --slo 3` is refused")
