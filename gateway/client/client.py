@@ -115,8 +115,10 @@ class GatewayClient:
         timeout_s: float,
         on_progress: Callable[[int], None] = lambda ready: None,
     ) -> None:
-        """Wait until each named function has an available replica. Raises NotReadyError naming those without."""
+        """Wait until each named function has an available replica. Raises NotReadyError naming those without, at once
+        where their replicas cannot start, which this project's process backend knows: its problems do not pass."""
         end_s = time.monotonic() + timeout_s
+        lasting: bool | None = None
         while True:
             functions = self.functions()
             available = {f["name"] for f in functions if f.get("availableReplicas", 0) > 0}
@@ -124,10 +126,18 @@ class GatewayClient:
             on_progress(len(names) - len(missing))
             if not missing:
                 return
-            if time.monotonic() > end_s:
-                shown = ", ".join(missing[:5]) + (" …" if len(missing) > 5 else "")
+            broken = [f for f in functions if f["name"] in missing and f.get("problems")]
+            if broken and lasting is None:
+                lasting = self.info().get("provider", {}).get("orchestration") == "process"
+            if broken and lasting:
                 raise NotReadyError(
-                    f"{len(missing)} of {len(names)} functions are not ready after {timeout_s:.0f} s: {shown}; "
+                    f"{len(broken)} of {len(names)} functions cannot start: {_shown([f['name'] for f in broken])}; "
+                    f"{_reasons(broken)} (smoe logs NAME has more)"
+                )
+            if time.monotonic() > end_s:
+                raise NotReadyError(
+                    f"{len(missing)} of {len(names)} functions are not ready after {timeout_s:.0f} s: "
+                    f"{_shown(missing)}; "
                     + (
                         _reasons([f for f in functions if f["name"] in missing])
                         or "their logs say why (smoe logs NAME)"
@@ -183,6 +193,10 @@ def lines_of(reply: requests.Response) -> Iterator[bytes]:
 
 def _by_name(snapshot: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     return {key.rsplit(".", 1)[0]: function["replicas"] for key, function in snapshot["functions"].items()}
+
+
+def _shown(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
 
 
 def _reasons(functions: list[dict[str, Any]]) -> str:

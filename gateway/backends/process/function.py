@@ -58,6 +58,8 @@ class ManagedFunction:
         self._context = context
         self._live_settings = live_settings
         self._backoff = Backoff(context.settings.backoff)
+        self._last_end = ""
+        """The replica that ended last, how, and its last line."""
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._standing = StandingBy(context.settings, context.launcher, context.spawn)
@@ -80,6 +82,7 @@ class ManagedFunction:
             self._activated(),
             self._caller_key,
             self._standing.time.seconds(),
+            problems=(self._last_end,) if self._backoff.hopeless else (),
             sleeps=self.prepared.sleeps,
         )
 
@@ -289,6 +292,7 @@ class ManagedFunction:
 
     def _on_ready(self, record: Record, began_s: float) -> None:
         record.ready_at_s = self._loop.time()
+        self._backoff.ready()
         self._context.start_seconds.append(record.ready_at_s - began_s)
         record.started.set()
         if record.state == "starting":
@@ -309,6 +313,7 @@ class ManagedFunction:
         now_s = self._loop.time()
         ready_for_s = None if record.ready_at_s is None else now_s - record.ready_at_s
         delay_s = self._backoff.crashed(now_s, ready_for_s) if counts else 0.0
+        self._last_end = ": ".join(filter(None, (record.id, sentence, self.lines.last(record.id)[:300])))
         self.restarts += 1
         again = "it is started again at once" if delay_s == 0 else f"it is started again in {delay_s:.2f} s"
         self.lines.say(record.id, f"replica {sentence}; {again} if still wanted (restart {self.restarts})")

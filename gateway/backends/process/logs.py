@@ -16,6 +16,8 @@ from gateway.contract import LogLine
 MAX_LINE_BYTES = 64 * 1024
 """Longer output without a newline is cut into pieces of this size."""
 _FOLLOW_QUEUE = 4096
+GATEWAY = "[gateway]"
+"""What the backend's own lines begin with."""
 
 
 class FunctionLog:
@@ -46,7 +48,12 @@ class FunctionLog:
 
     def say(self, instance: str, text: str) -> None:
         """A line of the backend itself about a replica."""
-        self.add(instance, f"[gateway] {text}")
+        self.add(instance, f"{GATEWAY} {text}")
+
+    def last(self, instance: str) -> str:
+        """The last line that a replica wrote itself; empty where there is none."""
+        texts = (line.text for line in reversed(self._lines) if line.instance == instance)
+        return next((text for text in texts if text.strip() and not text.startswith(GATEWAY)), "")
 
     def close(self) -> None:
         """The function is deleted: followers end."""

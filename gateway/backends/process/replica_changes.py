@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from gateway.backends.process.settings import BackoffSettings
 from gateway.contract import ReplicaState
 
+HOPELESS = 3
+"""Ends before being ready, in a row, after which a function's replicas are reported as unable to start."""
 STARTED: tuple[ReplicaState, ...] = ("ready", "standby")
 _RANK: Mapping[ReplicaState, int] = {"ready": 0, "standby": 1}
 
@@ -112,20 +114,32 @@ class Backoff:
     """Crashes in a row without a stable run between them."""
     not_before_s: float = 0.0
     """Monotonic time before which nothing is started."""
+    never_ready: int = 0
+    """Crashes in a row of replicas that were not ready yet."""
+
+    @property
+    def hopeless(self) -> bool:
+        """Replicas end before they are ready so often that starting another will hardly help."""
+        return self.never_ready >= HOPELESS
 
     def crashed(self, now_s: float, ready_for_s: float | None) -> float:
         """A replica ended after being ready for ``ready_for_s`` (None: never). Returns the delay in seconds."""
         if ready_for_s is not None and ready_for_s >= self.settings.stable_after_s:
             self.crashes = 0
         self.crashes += 1
+        self.never_ready = self.never_ready + 1 if ready_for_s is None else 0
         delay_s = self._delay_s()
         self.not_before_s = max(self.not_before_s, now_s + delay_s)
         return delay_s
 
     def reset(self) -> None:
         """Someone changed the function: try at once."""
-        self.crashes = 0
+        self.crashes = self.never_ready = 0
         self.not_before_s = 0.0
+
+    def ready(self) -> None:
+        """A replica became ready: others may."""
+        self.never_ready = 0
 
     def wait_s(self, now_s: float) -> float:
         """Seconds until a start is allowed; 0 when it is."""

@@ -61,7 +61,16 @@ async def test_the_reason_why_replicas_are_not_ready_is_told(double: Running, ba
     assert "Unschedulable: 0/1 nodes are available" in backend.get("g", DEFAULT_NAMESPACE).problems[0]
 
 
-def test_a_deploy_that_fails_names_one_replica_of_each_kind_and_reason() -> None:
+@pytest.mark.parametrize(
+    ("orchestration", "timeout_s", "begin"),
+    [
+        ("kubernetes", 0.0, "3 of 4 functions are not ready after 0 s: m-expert-0-0, m-expert-0-1, m-segment-0; "),
+        ("process", 1e9, "3 of 4 functions cannot start: m-expert-0-0, m-expert-0-1, m-segment-0; "),
+    ],
+)
+def test_a_deploy_that_fails_names_one_replica_of_each_kind_and_reason(
+    orchestration: str, timeout_s: float, begin: str
+) -> None:
     def status(name: str, nodes: str, *problems: str) -> dict[str, Any]:
         return {"name": name, "labels": {"smoe.nodes": nodes}, "problems": list(problems)}
 
@@ -70,7 +79,12 @@ def test_a_deploy_that_fails_names_one_replica_of_each_kind_and_reason() -> None
         status("m-expert-0-1", "expert-0-1", "b: OOMKilled: exit code 137"),
         status("m-segment-0", "segment-0", "c: ErrImagePull: no such image"),
     ]
+    there = {"name": "m", "availableReplicas": 1}
     client = GatewayClient("http://127.0.0.1:9")
-    with patch.object(GatewayClient, "functions", lambda _: functions), pytest.raises(NotReadyError) as error:
-        client.wait_ready([one["name"] for one in functions], 0.0)
-    assert str(error.value).endswith("a: OOMKilled: exit code 137; c: ErrImagePull: no such image")
+    with (
+        patch.object(GatewayClient, "functions", lambda _: [*functions, there]),
+        patch.object(GatewayClient, "info", lambda _: {"provider": {"orchestration": orchestration}}),
+        pytest.raises(NotReadyError) as error,
+    ):
+        client.wait_ready([one["name"] for one in (*functions, there)], timeout_s)
+    assert str(error.value).startswith(f"{begin}a: OOMKilled: exit code 137; c: ErrImagePull: no such image")

@@ -129,6 +129,24 @@ async def test_a_crash_loop_backs_off_and_logs_the_exit_code(running: Starter) -
     assert "in 0.02 s" in reasons[2]
 
 
+@pytest.mark.parametrize(
+    ("image", "words"),
+    [
+        ("crash", "exited with code 3: about to fail"),
+        ("broken", "exited with code 1: ValueError: the weights are not there"),
+    ],
+)
+async def test_replicas_that_end_again_and_again_before_they_are_ready_are_a_problem_until_one_is(
+    running: Starter, image: str, words: str
+) -> None:
+    async with running(backoff=BackoffSettings(first_s=0.01)) as backend:
+        await backend.create(spec("f", image), 1)
+        state = await until(backend, "f", lambda s: bool(s.problems))
+        assert state.restarts >= 3 and [problem.partition(": ")[2] for problem in state.problems] == [words]
+        await backend.update(spec("f"))
+        assert (await until(backend, "f", ready(1))).problems == ()
+
+
 async def test_a_program_that_raises_leaves_its_traceback_in_the_log(backend: ProcessBackend) -> None:
     await backend.create(spec("f", "broken"), 1)
     await until(backend, "f", lambda s: s.restarts >= 1)

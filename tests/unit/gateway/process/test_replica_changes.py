@@ -62,6 +62,21 @@ def test_repeated_steps_end_with_exactly_the_desired_replicas(seen: list[Member]
     assert next_change(seen, desired, 2) == next_change([], 0, 2)
 
 
+def test_three_ends_before_being_ready_are_hopeless_and_a_ready_replica_or_a_change_are_not() -> None:
+    backoff = Backoff(BackoffSettings())
+    seen = []
+    for ready_for_s in (None, None, 1.0, None, None, None):
+        backoff.crashed(0.0, ready_for_s)
+        seen.append(backoff.hopeless)
+    assert seen == [False] * 5 + [True]
+    backoff.ready()
+    assert not backoff.hopeless
+    for _ in range(3):
+        backoff.crashed(0.0, None)
+    backoff.reset()
+    assert not backoff.hopeless
+
+
 def test_delays_grow_by_a_scripted_clock_and_a_stable_run_resets_them() -> None:
     backoff = Backoff(BackoffSettings(first_s=1.0, factor=2.0, limit_s=5.0, stable_after_s=10.0))
     assert [backoff.crashed(100.0, None) for _ in range(6)] == [0.0, 1.0, 2.0, 4.0, 5.0, 5.0]
