@@ -29,6 +29,9 @@ from platform_words.headers import CALLER_KEY
 
 log = logging.getLogger(__name__)
 REFUSALS_EVERY_S = 10.0
+SLOW_S = 5.0
+"""A call that is answered later than this is logged, at most one in ``SLOW_EVERY_S``; of a stream, its begin counts."""
+SLOW_EVERY_S = 10.0
 HOLD_S = 0.05
 """While draining: how often it is looked whether anything is still kept."""
 
@@ -84,6 +87,7 @@ class FunctionServer:
         self.connections = self.clients.open
         self._sweeping: asyncio.TimerHandle | None = None
         self._refused, self._refusals_logged_s = 0, -REFUSALS_EVERY_S
+        self._slow, self._slow_logged_s = 0, -SLOW_EVERY_S
         self._server: asyncio.Server | None = None
         self._changed = asyncio.Event()
         self._called_s = 0.0
@@ -195,13 +199,15 @@ class FunctionServer:
         self.in_flight += 1
         if self.draining:
             self._called_s = request.arrived_s
-        done = False
+        done, begun_s = False, time.monotonic()
 
         def finish(reply: Reply) -> None:
             nonlocal done
             if done:
                 return
             done = True
+            if (seconds := time.monotonic() - begun_s) > SLOW_S:
+                self._note_slow(request, reply, seconds)
             if reply.stream is None:
                 self._end_call()
             else:
@@ -221,6 +227,19 @@ class FunctionServer:
         if now_s >= self._refusals_logged_s + REFUSALS_EVERY_S:
             log.warning("refused %d calls with 429: %d were in flight, as many as allowed", self._refused, limit)
             self._refused, self._refusals_logged_s = 0, now_s
+
+    def _note_slow(self, request: Request, reply: Reply, seconds: float) -> None:
+        """A line in the log, with how many more there were since the last one."""
+        now_s = time.monotonic()
+        if now_s < self._slow_logged_s + SLOW_EVERY_S:
+            self._slow += 1
+            return
+        others = f"; since the last such line {self._slow} others took more than {SLOW_S:g} s" if self._slow else ""
+        log.info(
+            "slow call %s: %s answered %d after %.1f s, %d more in flight%s",
+            request.request_id, request.path, reply.status, seconds, self.in_flight - 1, others,
+        )  # fmt: skip
+        self._slow, self._slow_logged_s = 0, now_s
 
     def _end_call(self) -> None:
         self.in_flight -= 1

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from functions.serving import connection
+from functions.serving import connection, server
 from functions.serving.connection import Connection
 from functions.serving.server import FunctionServer, ServerSettings
 from functions.wire.messages import Reply, Request, error_reply
@@ -126,6 +126,24 @@ async def test_calls_above_max_inflight_get_429_and_are_not_begun(start: Any) ->
     held.answer_all()
     assert [(await one)[0][0] for one in (first, second)] == [200, 200]
     assert running.server.in_flight == 0
+
+
+async def test_of_slow_calls_one_is_logged_in_a_while_with_how_many_others_there_were(
+    start: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = await start(echo())
+    with caplog.at_level("INFO", "functions.serving.server"):
+        await running.send(post())
+        assert not caplog.messages, "it was quick"
+        monkeypatch.setattr(server, "SLOW_S", -1.0)
+        monkeypatch.setattr(server, "SLOW_EVERY_S", 1e9)
+        running.server._slow_logged_s = -1e9  # long ago
+        await running.send(post() * 3, 3)
+        (line,) = caplog.messages
+        assert ": / answered 200 after 0.0 s, 0 more in flight" in line and "others" not in line
+        monkeypatch.setattr(server, "SLOW_EVERY_S", 0.0)
+        await running.send(post())
+    assert len(caplog.messages) == 2 and "; since the last such line 2 others took more than" in caplog.messages[1]
 
 
 async def test_health_ready_and_metrics_answer(start: Any) -> None:
