@@ -168,8 +168,8 @@ def check_all_judged(
 def progress_bar(console: Console) -> Progress:
     """What is under way, how much of how much is done, and the time left; nothing off a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    quiet = not console.is_terminal
-    return Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=quiet)
+    shown = console.is_terminal
+    return Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=not shown)
 
 
 def custom_of(options: dict[str, Any]) -> CustomPipeline | None:
