@@ -94,7 +94,7 @@ def verdict(compared: Sequence[Row]) -> str:
         }
         names = [name for name, cost in costs.items() if isclose(cost, min(costs.values()))]
         paid = f" at {money(costs[names[0]], compared[0].currency)} provisioned" if names else ""
-        parts.append(f"{' and '.join(names) or 'none'}{paid} ({pattern})")
+        parts.append(f"{', '.join(names) or 'none'}{paid} ({pattern})")
     return f"Cheapest of those whose P95 is within the SLO: {'; '.join(parts)}."
 
 
@@ -219,13 +219,15 @@ th, td { text-align: right; padding: .3rem .6rem; border-bottom: 1px solid #d9df
 th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; }
 img { max-width: 100%; margin: 1rem 0; }
 .wide { overflow-x: auto; }
+.wide th, .wide td { padding: .3rem .4rem; font-size: .9rem; }
 .wide td { white-space: nowrap; }
 .note { color: #55636f; }
 </style></head><body>
 <h1>{{ title }}</h1>
 <p><b>{{ verdict }}</b></p>
 <div class="wide"><table><thead><tr>{% for name in head %}<th>{{ name }}</th>{% endfor %}</tr></thead><tbody>
-{% for row in rows %}<tr>{% for cell in cells(row) %}<td>{{ cell }}</td>{% endfor %}</tr>
+{% for row in rows %}<tr>{% for cell in cells(row) %}{% set parts = cell.partition(" (") %}<td>{{ parts[0]
+}}{% if parts[1] %}<br><small>({{ parts[2] }}</small>{% endif %}</td>{% endfor %}</tr>
 {% endfor %}</tbody></table></div>
 <ul>{% for note in notes %}<li class="note">{{ note }}</li>{% endfor %}</ul>
 {% for image in images %}<img alt="figure" src="data:image/png;base64,{{ image }}">{% endfor %}
