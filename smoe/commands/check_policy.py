@@ -17,6 +17,8 @@ from simulation.workloads.paper import paper_workload
 from traces.options import json_option
 
 WORKLOAD = "bert-4"
+SETTING = "--world cores-only --relative-slo 5 --mean-rps 80 --no-bound --seeds 0"
+"""In which policies differ."""
 
 
 @click.command("check-policy")
@@ -51,7 +53,8 @@ def check_policy(policy: str, new: bool, policy_settings: Path | None, as_json: 
             fault = watched.faults.get(check)
             click.echo(f"ok     {check}" if fault is None else f"WRONG  {check}\n       {fault}")
         if not watched.faults:
-            click.echo(f"next: smoe lab evaluate --policies static,hpa,{policy} --seeds 0")
+            others = ",".join(dict.fromkeys(("static", "hpa", policy)))
+            click.echo(f"next: smoe lab evaluate {SETTING} --policies {others}")
     if watched.faults:
         sys.exit(1)
 
