@@ -143,9 +143,8 @@ def replay(
     else:
         settings = replace(settings, url=f"{url}{COMPLETIONS}", fields={})
     summary = _replay(trace, chosen, completions, settings, out, without_progress=as_json)
-    if not as_json and expected.is_dir():  # of a pipeline that runs here
-        click.echo(next_step(function, "" if state == DEFAULT_STATE else f" --state {state}"), err=True)
-    _close(summary, out, as_json)
+    of_state = "" if state == DEFAULT_STATE else f" --state {state}"
+    _close(summary, out, as_json, next_step(function, of_state) if expected.is_dir() else "")
 
 
 def next_step(pipeline: str, of_state: str) -> str:
@@ -156,12 +155,14 @@ def next_step(pipeline: str, of_state: str) -> str:
     )
 
 
-def _close(summary: dict[str, Any], out: Path, as_json: bool) -> None:
-    """Show the summary, and end with the status that the command's help names."""
+def _close(summary: dict[str, Any], out: Path, as_json: bool, then: str) -> None:
+    """Show the summary and what to do next, and end with the status that the command's help names."""
     if as_json:
         click.echo(json.dumps(summary))
     else:
         print_summary(summary, out)
+        if then:
+            click.echo(then, err=True)
     if not summary["complete"]:
         raise SystemExit(130)
     if summary["failed"]:
