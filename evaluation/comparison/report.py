@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import isclose
 from pathlib import Path
@@ -20,7 +20,18 @@ from evaluation.comparison.figures import figure_7, figure_8
 from evaluation.comparison.grid import Grid
 from evaluation.comparison.learnt_files import learnt_file
 from evaluation.comparison.store import windows_of
-from evaluation.comparison.tables import HEAD, NAMES, Row, binds, cells, failure_sentences, markdown, rows, write_csv
+from evaluation.comparison.tables import (
+    HEAD,
+    NAMES,
+    Row,
+    always_failed,
+    binds,
+    cells,
+    failure_sentences,
+    markdown,
+    rows,
+    write_csv,
+)
 from simulation.workloads.worlds import PAPER_CAPACITY
 from traces.model import PATTERNS, classify
 
@@ -58,7 +69,9 @@ def write_report(
     windows = windows_of(summaries, out)
     write_table(windows, paths.windows)
     listed = "\n".join(f"- {note}" for note in notes(grid, summaries, absent))
-    paths.markdown.write_text(f"{verdict(rows(summaries))}\n\n{markdown(summaries)}\n{listed}\n")
+    paths.markdown.write_text(
+        f"{verdict(rows(summaries), always_failed(summaries))}\n\n{markdown(summaries)}\n{listed}\n"
+    )
     document = {"grid": settings(grid), "runs": list(summaries), "left_out": absent}
     paths.json.write_text(json.dumps(document, indent=1))
     figure_7(paths.figures[0], summaries, _tails(windows))
@@ -83,14 +96,15 @@ def where(grid: Grid) -> str:
     return " and ".join(parts)
 
 
-def verdict(compared: Sequence[Row]) -> str:
-    """The cheapest policies of each pattern that keep the SLO, in a sentence."""
+def verdict(compared: Sequence[Row], failed: Container[str] = ()) -> str:
+    """The cheapest policies of each pattern that keep the SLO, without those that ``failed``, in a sentence."""
     parts = []
     for pattern in dict.fromkeys(row.pattern for row in compared):
+        judged = [row for row in compared if row.pattern == pattern and row.policy not in failed]
         costs = {
             row.policy: row.cost["provisioned"].value
-            for row in compared
-            if row.pattern == pattern and row.p95 is not None and row.p95.value <= 1 and "provisioned" in row.cost
+            for row in judged
+            if row.p95 is not None and row.p95.value <= 1 and "provisioned" in row.cost
         }
         names = [name for name, cost in costs.items() if isclose(cost, min(costs.values()))]
         paid = f" at {money(costs[names[0]], compared[0].currency)} provisioned" if names else ""
@@ -199,7 +213,7 @@ def _page(grid: Grid, summaries: Sequence[Summary], paths: ReportPaths, left_out
     page, compared = Environment(autoescape=True).from_string(PAGE), rows(summaries)
     return page.render(
         title="Evaluation of scaling policies",
-        verdict=verdict(compared),
+        verdict=verdict(compared, always_failed(summaries)),
         notes=notes(grid, summaries, left_out),
         rows=compared,
         head=HEAD,

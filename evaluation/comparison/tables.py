@@ -117,6 +117,11 @@ def failures(summaries: Sequence[Summary]) -> dict[str, tuple[int, int, str]]:
     return {policy: entry for policy, entry in failed.items() if entry[0]}
 
 
+def always_failed(summaries: Sequence[Summary]) -> dict[str, str]:
+    """Policies that failed in every window → the first exception."""
+    return {name: first for name, (count, windows, first) in failures(summaries).items() if count == windows}
+
+
 def failure_sentences(summaries: Sequence[Summary]) -> list[str]:
     """What must be known of rows whose policy failed."""
     return [

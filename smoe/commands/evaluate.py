@@ -27,7 +27,7 @@ from evaluation.comparison.grid import FROM_FILE, Grid
 from evaluation.comparison.report import write_report
 from evaluation.comparison.run import evaluate as run_all
 from evaluation.comparison.run import names_of
-from evaluation.comparison.tables import HEAD, cells, failure_sentences, failures, rows, without_interval
+from evaluation.comparison.tables import HEAD, always_failed, cells, failure_sentences, rows, without_interval
 from simulation.engine.errors import SimulationError
 from simulation.profiles.model.errors import ProfileError
 from simulation.workloads.custom import HOUR_S, CustomPipeline, CustomPipelineError
@@ -153,11 +153,7 @@ def check_all_judged(
 ) -> None:
     """Raises SmoeError where a policy failed in every window, or one that was ``named`` was left out of a group: their
     rows say nothing about them, or are not there."""
-    faults = [
-        f"{policy} failed in every window ({first})"
-        for policy, (count, windows, first) in failures(summaries).items()
-        if count == windows
-    ]
+    faults = [f"{policy} failed in every window ({first})" for policy, first in always_failed(summaries).items()]
     for policy in dict.fromkeys(named):
         reasons = [left_out[key] for group in grid.groups() if (key := f"{group.key}.{policy}") in left_out]
         faults += [f"{policy} was left out, as {reasons[0]}"] if reasons else []

@@ -32,4 +32,5 @@ def test_the_verdict_names_the_cheapest_that_keep_the_slo_under_each_pattern() -
     over = replace(cheap, policy="kpa", p95=Interval(1.01, 1.0, 1.1))
     calm = [replace(over, pattern="normal"), replace(ROW, pattern="normal", p95=None)]
     sentence = verdict([ROW, over, cheap, replace(cheap, policy="keda"), *calm])
+    assert "keda" not in verdict([ROW, replace(cheap, policy="keda")], {"keda"})
     assert sentence.endswith("within the SLO: static, keda at $9.00 provisioned (bursty); none (normal).")
