@@ -187,7 +187,7 @@ class OpenAiApi:
                     text = Text(
                         list(prompt),
                         self._longest - len(prompt) if asked.max_tokens is None else asked.max_tokens,
-                        Sampler(sampling, asked.logprobs),
+                        Sampler(sampling, asked.logprobs, prompt),
                         reader,
                         frozenset() if asked.ignore_eos else self._end,
                         sent.request_id,

@@ -39,7 +39,8 @@ HARMLESS = frozenset(
 )
 ROUTED = "return_routed_experts"
 """An extension: each token with the experts that it was chosen after."""
-_SAMPLING = frozenset(["temperature", "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty", "logit_bias"])
+_PENALTIES = frozenset(["frequency_penalty", "presence_penalty", "repetition_penalty"])
+_SAMPLING = _PENALTIES | {"temperature", "top_p", "top_k", "seed", "logit_bias"}
 _COMMON = _SAMPLING | {"model", "max_tokens", "n", "stop", "stream", "stream_options", "logprobs", "ignore_eos", ROUTED}
 _CHAT = _COMMON | {"messages", "max_completion_tokens", "top_logprobs"}
 _COMPLETION = _COMMON | {"prompt", "echo"}
@@ -56,7 +57,6 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "best_of": (1,),
     "suffix": ("",),
-    "repetition_penalty": (1, 1.0),
     "min_p": (0, 0.0),
 }
 """Fields of which only the value that changes nothing is taken."""
@@ -157,6 +157,7 @@ def _asked(
             seed=_whole(document, "seed", None, -(2**63)),
             frequency_penalty=_real(document, "frequency_penalty", 0.0, -2.0, 2.0),
             presence_penalty=_real(document, "presence_penalty", 0.0, -2.0, 2.0),
+            repetition_penalty=_real(document, "repetition_penalty", 1.0, 1e-6, 2.0),
             logit_bias=_bias(document),
         ),
         prompts=prompts,

@@ -1,8 +1,9 @@
 """The next token from its logits: by what a request asks for, and the same whatever else is in the batch.
 
-In this order: penalties and biases on the logits, temperature, ``top_k``, ``top_p``, then one draw. Temperature 0 takes
-the largest. Penalties as OpenAI defines them: ``logit -= count * frequency + (count > 0) * presence``, counted over the
-tokens that were generated.
+In vLLM's order: biases and penalties on the logits, temperature, ``top_k``, ``top_p``, then one draw. Temperature 0
+takes the largest. Penalties: first transformers', ``logit /= repetition`` where it is above 0, else ``logit *=
+repetition``, of tokens that the prompt has or that were generated; then OpenAI's, ``logit -= count * frequency + (count
+> 0) * presence``, counted over the tokens that were generated.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class Sampling:
     seed: int | None = None
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
 
@@ -42,12 +44,16 @@ class Chosen:
 class Sampler:
     """The choices of one text, with a generator of its own."""
 
-    def __init__(self, sampling: Sampling, logprobs: int | None = None) -> None:
-        """``logprobs``: how many of the likeliest tokens are reported next to the chosen one; None: nothing is."""
+    def __init__(self, sampling: Sampling, logprobs: int | None = None, prompt: Sequence[int] = ()) -> None:
+        """``logprobs``: how many of the likeliest tokens are reported next to the chosen one; None: nothing is.
+        ``prompt``: its token ids, for ``repetition_penalty``."""
         self._sampling = sampling
         self._logprobs = logprobs
         self._counts: Counter[int] = Counter()
         self._bias = (torch.tensor(list(sampling.logit_bias)), torch.tensor(list(sampling.logit_bias.values())))
+        repeats = sampling.repetition_penalty != 1.0
+        self._prompt = torch.tensor(list(set(prompt)) if repeats else [], dtype=torch.int64)
+        self._changes = bool(repeats or sampling.frequency_penalty or sampling.presence_penalty or sampling.logit_bias)
         self._generator = torch.Generator()
         if sampling.seed is None:
             self._generator.seed()
@@ -57,9 +63,7 @@ class Sampler:
     @property
     def greedy(self) -> bool:
         """Whether each token is the likeliest by the model alone, and nothing else is asked for."""
-        s = self._sampling
-        changed = s.frequency_penalty or s.presence_penalty or s.logit_bias
-        return s.temperature == 0.0 and self._logprobs is None and not changed
+        return self._sampling.temperature == 0.0 and self._logprobs is None and not self._changes
 
     def choose(self, logits: Tensor | int) -> Chosen:
         """The next token from ``logits [vocab]``, or the likeliest one as it is known; it counts for later
@@ -77,17 +81,20 @@ class Sampler:
 
     def _adjusted(self, logits: Tensor) -> Tensor:
         s = self._sampling
-        penalised = self._counts and (s.frequency_penalty or s.presence_penalty)
-        if not penalised and not s.logit_bias:
+        if not self._changes:
             return logits
         scores = logits.clone()
-        if penalised:
-            ids = torch.tensor(list(self._counts))
-            counts = torch.tensor(list(self._counts.values()), dtype=torch.float32)
-            scores[ids] -= counts * s.frequency_penalty + s.presence_penalty
         if s.logit_bias:
             tokens, values = self._bias
             scores[tokens] += values
+        ids = torch.tensor(list(self._counts), dtype=torch.int64)
+        if s.repetition_penalty != 1.0:
+            seen_ids = torch.cat([self._prompt, ids])  # one that is in both gets the same number twice
+            seen_scores, p = scores[seen_ids], s.repetition_penalty
+            scores[seen_ids] = torch.where(seen_scores > 0, seen_scores / p, seen_scores * p)
+        if s.frequency_penalty or s.presence_penalty:
+            counts = torch.tensor(list(self._counts.values()), dtype=torch.float32)
+            scores[ids] -= counts * s.frequency_penalty + s.presence_penalty
         return scores
 
     def _draw(self, scores: Tensor) -> int:

@@ -21,6 +21,7 @@ import openai
 import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
+from transformers import RepetitionPenaltyLogitsProcessor
 
 from benchmarks.harness.local_pipeline import LocalPipeline
 from functions.generation.texts import end_tokens
@@ -177,6 +178,19 @@ def test_the_end_token_does_not_end_texts_that_are_to_ignore_it(two_instances: L
     assert finishes[0][0] == "stop" and finishes[1] == ("length", 5)
 
 
+def test_a_repetition_penalty_counts_the_prompts_tokens_too(two_instances: LocalPipeline, long: Path) -> None:
+    model, theirs = WholeModel(long), RepetitionPenaltyLogitsProcessor(1.9)
+    prompts = (random.Random(number).sample(range(97, 200), 60) for number in range(100))
+    ids = next(ids for ids in prompts if int(model.logits_ids([ids])[0].argmax()) in ids)
+    tokens = list(ids)
+    for _ in range(6):
+        tokens.append(int(theirs(torch.tensor([tokens]), model.logits_ids([tokens])[0][None]).argmax()))
+    assert tokens[len(ids)] != int(model.logits_ids([ids])[0].argmax())
+    asked: dict[str, Any] = {"model": "tiny", "prompt": ids, "max_tokens": 6, "temperature": 0, "echo": True}
+    answer = client_of(two_instances).completions.create(**asked, extra_body={"repetition_penalty": 1.9})
+    assert answer.choices[0].text == model.tokenizer.decode(tokens)
+
+
 def test_seeds_texts_of_one_request_and_echo(two_instances: LocalPipeline, long: Path) -> None:
     ids = WholeModel(long).tokenizer.encode("ab")
     client = client_of(two_instances)
@@ -279,6 +293,7 @@ def test_the_experts_that_each_token_was_chosen_after_are_reported_on_request(
     [
         ({"tools": [{"type": "function"}]}, 400, "tools", "not supported"),
         ({"response_format": {"type": "json_object"}}, 400, "response_format", "not supported"),
+        ({"repetition_penalty": 0}, 400, "repetition_penalty", "to 2"),
         ({"min_p": 0.1}, 400, "min_p", "not supported"),
         ({"top_n_sigma": 1}, 400, "top_n_sigma", "'top_n_sigma' is not supported"),
         ({"temperature": 3}, 400, "temperature", "from 0 to 2"),
@@ -296,6 +311,7 @@ def test_the_experts_that_each_token_was_chosen_after_are_reported_on_request(
         ({"prompt": "x" * 5000}, 400, "prompt", "5000 tokens"),
         ({"model": "other"}, 404, "model", "does not exist"),
         ({"user": "me", "store": False, "tools": [], "n": None}, 200, None, ""),
+        ({"repetition_penalty": 1.3, "temperature": 0}, 200, None, ""),
         ({"temperature": 1e-46, "stream_options": {"include_usage": None}}, 200, None, ""),
     ],
 )
