@@ -70,7 +70,8 @@ ALIASES = {
     lazy=COMMANDS,
     aliases=ALIASES,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True},
-    epilog="Start with `smoe run`, or step by step: `smoe up`, `smoe invoke 'some text'`, `smoe top`, `smoe down`.",
+    epilog="Start with `smoe run`, or step by step: `smoe up`, `smoe invoke 'some text'`, `smoe top`, `smoe down`. "
+    "Pages that texts name (docs/…) are in the source tree, and installed in share/doc/smoe/ of Python's environment.",
 )
 @click.version_option(__version__, prog_name="smoe")
 def cli() -> None:

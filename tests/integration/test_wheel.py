@@ -93,6 +93,14 @@ def test_commands_that_read_packaged_data_run_from_the_wheel(
     assert not opened.exists(), opened.read_text()
 
 
+def test_pages_that_help_texts_and_errors_name_are_installed(installed: tuple[Path, Path]) -> None:
+    environment = installed[0].parent
+    modules = environment.glob("lib/python*/site-packages/*/**/*.py")
+    named = {page for module in modules for page in re.findall(r"docs/[\w-]+\.md", module.read_text())}
+    assert {"docs/policies.md", "docs/models.md", "docs/own-policy.md"} <= named
+    assert [page for page in named if not (environment / "share" / "doc" / "smoe" / page).is_file()] == []
+
+
 def test_every_module_of_the_wheel_is_its_own(installed: tuple[Path, Path], tmp_path: Path) -> None:
     programs, _ = installed
     rooms = (

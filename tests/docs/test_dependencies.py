@@ -1,0 +1,70 @@
+"""What the modules of ``smoe``'s commands import is among what ``pyproject.toml`` lists as needed."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PACKED = [room.rstrip("*") for room in CONFIG["tool"]["setuptools"]["packages"]["find"]["include"]]
+ROOMS = [room for room in PACKED if room != "benchmarks"]
+"""Whose modules commands import."""
+EXTRAS = {"rl/": ["rl"], "evaluation/tuning/": ["rl"], "gateway/jetstream.py": ["nats"]}
+"""Beginnings of paths whose modules may import what an extra installs; no other module may."""
+
+BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+"""Where statements hold others."""
+
+
+def named(requirements: Iterable[str]) -> set[str]:
+    """Distributions of requirements, in the form in which names are compared."""
+    return {re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", one)[0]).lower() for one in requirements}
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Top-level names that a module imports anywhere in it, without the standard library's and the wheel's own."""
+    statements: list[ast.AST] = [ast.parse(path.read_text())]
+    for statement in statements:  # which grow; ast.walk takes thrice the time, as it visits expressions too
+        statements += [inner for part in BLOCKS for inner in getattr(statement, part, ())]
+        modules = [one.name for one in statement.names] if isinstance(statement, ast.Import) else []
+        if isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
+            modules = [statement.module]
+        yield from {module.partition(".")[0] for module in modules} - sys.stdlib_module_names - {*PACKED}
+
+
+@cache
+def needs() -> list[tuple[str, set[str]]]:
+    """(module's path, distributions of which one installs what it imports) of every import."""
+    offered = packages_distributions()
+    paths = [path for room in ROOMS for path in (ROOT / room).rglob("*.py")]
+    imports = ((path.relative_to(ROOT).as_posix(), name) for path in paths for name in imported(path))
+    return [(path, named(offered.get(name, [name]))) for path, name in imports]
+
+
+def undeclared(extras: Mapping[str, Sequence[str]]) -> set[tuple[str, str]]:
+    """(module's path, distribution) of every import that neither the dependencies nor the path's extras install."""
+    project = CONFIG["project"]
+    by_extra = {extra: named(requirements) for extra, requirements in project["optional-dependencies"].items()}
+    always, missing = named(project["dependencies"]), set()
+    for path, offering in needs():
+        allowed = [by_extra[extra] for start, names in extras.items() if path.startswith(start) for extra in names]
+        if not offering & always.union(*allowed):
+            missing.add((path, min(offering)))
+    return missing
+
+
+def test_every_package_that_commands_import_is_among_the_dependencies() -> None:
+    assert undeclared(EXTRAS) == set()
+
+
+def test_a_package_that_only_an_extra_installs_is_noticed() -> None:
+    missing = undeclared({})
+    assert {("gateway/jetstream.py", "nats-py"), ("evaluation/tuning/search.py", "optuna")} <= missing
+    assert {path.partition("/")[0] for path, _ in missing} == {"rl", "evaluation", "gateway"}
