@@ -78,8 +78,8 @@ def compare(**options: Any) -> None:
     more windows over it.
 
     Everything is simulated. The default takes seven minutes of one core. It may be stopped and goes on where it was; a
-    custom pipeline is compared as by `smoe lab evaluate`, whose exit status it has, too, without standbys, which one
-    shared machine does not simulate.
+    custom pipeline is compared as by `smoe lab evaluate`, whose exit status it has, too. On one machine, all leaves out
+    the opponents with standbys, which may be named (all,hpa+burst).
     """
     console = Console(stderr=True)
     custom, given = custom_of(options), given_of(CompareSettings, options)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import click
 import pytest
+
+from gateway.main import main as gateway
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "environment-variables.md").read_text()
@@ -47,6 +50,17 @@ def rows() -> dict[str, str]:
     return {name: row[1] for row in cells for name in re.findall(r"`(\w+)`", row[0])}
 
 
+def test_every_variable_of_an_option_of_the_gateway_has_its_default_on_the_page() -> None:
+    read = {str(one.envvar): one.default for one in gateway.params if isinstance(one, click.Option) and one.envvar}
+    assert {"basic_auth", "upstream_timeout", "startup_cpu_boost", "NATS_URL"} <= read.keys()
+    shown = {
+        name: f"`{str(default).lower()}`" if isinstance(default, str | bool | float) else "none"
+        for name, default in read.items()
+    }
+    documented = rows()
+    assert {name: documented.get(name) for name in read} == shown
+
+
 def test_the_defaults_on_the_page_are_those_of_the_code() -> None:
     documented, seen = rows(), {}
     for path in READERS:
@@ -63,7 +77,8 @@ def test_the_defaults_on_the_page_are_those_of_the_code() -> None:
 
 def test_every_row_is_of_a_variable_that_something_reads() -> None:
     files = [path for room in PACKAGES for path in (ROOT / room).rglob("*") if path.is_file()]
-    files += [ROOT / "tests" / "conftest.py", *(ROOT / "tests" / "cluster").rglob("*.py"), ROOT / "Makefile"]
+    files += [ROOT / "Makefile", ROOT / "tests" / "conftest.py"]
+    files += [path for room in ("cluster", "integration") for path in (ROOT / "tests" / room).rglob("*.py")]
     sources = (path for path in files if path.suffix not in BINARY and "__pycache__" not in path.parts)
     read = {name for path in sources for name in re.findall(r"\w+", path.read_text(errors="ignore"))}
     assert [name for name in rows() if name not in read] == []
