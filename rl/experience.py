@@ -25,7 +25,7 @@ _LAYER = tuple(entry.name for entry in fields(LayerObservation) if entry.name !=
 _WINDOW = tuple(
     entry.name
     for entry in fields(Observation)
-    if entry.name not in ("nodes", "layers", "problems", "stale", "generation", "arrivals", "taken_back")
+    if entry.name not in ("nodes", "layers", "problems", "stale", "generation", "arrivals", "taken_back", "decided_by")
 )
 SLACK = 0.5
 """Share of a window by which the next one may begin late, or overlap, and still follow it."""
