@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from gateway.activations import ActivatedTime
+from gateway.backends.process.cgroup.limits import quota
 from gateway.backends.process.quantities import Limits
 from gateway.backends.process.replica_changes import STARTED
 from gateway.backends.process.settings import ProcessSettings
@@ -20,7 +21,11 @@ from gateway.contract import ReplicaState
 
 IDLE_LOOK_S = 0.1
 IDLE_CPU_S = 0.002
-"""CPU time within ``IDLE_LOOK_S`` below which a replica has no call."""
+"""CPU time within ``IDLE_LOOK_S`` below which a replica with much CPU has no call."""
+PERIODS = 2.0
+"""CFS periods that are looked at least: a throttled replica uses nothing for most of one."""
+IDLE_PART = 0.25
+"""Part of its limit below which a replica with little CPU has no call; one that computes uses all of it."""
 
 
 class Standing(Protocol):
@@ -84,14 +89,28 @@ class StandingBy:
         if drain_s:
             until_s = self._loop.time() + drain_s
             await asyncio.sleep(self._settings.settle_s)
-            while self._loop.time() < until_s and await self._busy(record.slot):
+            look_s, idle_s = looking(self._real_cores(limits), self._settings.cpu_period_s)
+            while self._loop.time() < until_s and await self._busy(record.slot, look_s, idle_s):
                 pass
         if record.turn == turn and record.state == "standby":
             record.low = True
             self._launcher.limit_cpu(record.slot, self.limits(record, limits).cpu_cores)
 
-    async def _busy(self, slot: str) -> bool:
+    def _real_cores(self, limits: Limits) -> float | None:
+        return None if limits.cpu_cores is None else limits.cpu_cores * self._settings.cpu_scale
+
+    async def _busy(self, slot: str, look_s: float, idle_s: float) -> bool:
         before_s = self._launcher.measure(slot).cpu_seconds_total
-        await asyncio.sleep(IDLE_LOOK_S)
+        await asyncio.sleep(look_s)
         after_s = self._launcher.measure(slot).cpu_seconds_total
-        return before_s is not None and after_s is not None and after_s - before_s > IDLE_CPU_S
+        return before_s is not None and after_s is not None and after_s - before_s > idle_s
+
+
+def looking(cores: float | None, period_s: float) -> tuple[float, float]:
+    """How long to look at a replica limited to so many real cores (None: not limited), and the CPU seconds up to which
+    it has no call then. ``period_s``: the desired CFS period."""
+    if cores is None:
+        return IDLE_LOOK_S, IDLE_CPU_S
+    _, period_us = quota(cores, period_s)
+    look_s = max(IDLE_LOOK_S, PERIODS * period_us / 1e6)
+    return look_s, min(IDLE_CPU_S, IDLE_PART * cores * look_s)
