@@ -1,26 +1,34 @@
 #!/usr/bin/env bash
 # Build the functions' image with deploy/image.sh and run a pipeline in it: image.sh FWATCHDOG PIPELINE_FOLDER.
-# FWATCHDOG is of-watchdog, a given program. Needs root, what deploy/image.sh needs, and iproute2; no container engine.
-# Two containers, ingress and all stages, each with a read-only root, an unprivileged user and a network namespace of its
-# own (of-watchdog's port for metrics is fixed); the answer must equal the whole model's. Everything ends with it.
+# FWATCHDOG is of-watchdog, a given program, or without_watchdog.sh. Needs root, what deploy/image.sh needs, and iproute2;
+# no container engine. The image may have 400 MB. Two containers, ingress and all stages, each with the memory limit that
+# `smoe deploy` gives it in a cluster, a read-only root, an unprivileged user and a network namespace of its own
+# (of-watchdog's port for metrics is fixed); the pipeline is mounted. The answer must equal the whole model's, a call of
+# more tokens than a function takes at once is answered too, and no process is killed. Everything ends with it.
 set -euo pipefail
 watchdog=$(realpath "$1") pipeline=$(realpath "$2")
 root=$(realpath "$(dirname "$0")/../../../..")
 python=${PYTHON:-$root/.venv/bin/python}
 work=$(mktemp -d)
+cgroups=()
 storage=(--storage-driver vfs --root "$work/images" --runroot "$work/run")
 finish() {
   for name in stages ingress; do ip netns pids "smoe-$name" 2>/dev/null | xargs -r kill -9 || true; done
   for name in stages ingress; do ip netns del "smoe-$name" 2>/dev/null || true; done
   ip link del smoe-bridge 2>/dev/null || true
-  wait
+  for folder in "${cgroups[@]}"; do
+    for _ in {1..50}; do ! rmdir "$folder" 2>/dev/null || break; sleep 0.1; done # those killed take a moment to leave
+  done
   for name in stages ingress; do umount -R -l "$work/$name" 2>/dev/null || true; done
   buildah "${storage[@]}" rm --all >/dev/null || true
   rm -rf --one-file-system "$work"
 }
 trap finish EXIT
 
-STORE=$work PIPELINE=$pipeline "$root/deploy/image.sh" "$watchdog" "$work/out"
+STORE=$work "$root/deploy/image.sh" "$watchdog" "$work/out"
+size=$(stat -c %s "$work/out/function.tar.gz")
+echo "the image has $((size / 1000000)) MB"
+[ "$size" -le 400000000 ] || { echo "that is more than 400 MB" >&2; exit 1; }
 
 ip link add smoe-bridge type bridge && ip addr add 10.9.0.1/24 dev smoe-bridge && ip link set smoe-bridge up
 number=2
@@ -33,6 +41,15 @@ for name in stages ingress; do
   ip -n "smoe-$name" link set lo up
   number=$((number + 1))
 done
+limited() { # NAME: make the container's cgroup, with its memory limit
+  local folder=/sys/fs/cgroup/smoe-$1 file=memory.max
+  [ ! -d /sys/fs/cgroup/memory ] || folder=/sys/fs/cgroup/memory/smoe-$1 file=memory.limit_in_bytes
+  if mkdir "$folder" && cgroups+=("$folder") && cat "$work/$1.limit" >"$folder/$file"; then return; fi
+  echo "note: this machine sets no memory limits ($folder/$file); the container runs without"
+}
+killed() { # NAME: how many of the container's processes were killed for memory
+  cat /sys/fs/cgroup{/memory,}/smoe-"$1"/memory.{oom_control,events} 2>/dev/null | sed -n 's/^oom_kill //p' || true
+}
 container() { # NAME, its environment: start it in its namespace as the kubelet does, with /tmp to write to and no more
   local name=$1 made files="$work/$1"
   shift
@@ -42,10 +59,17 @@ container() { # NAME, its environment: start it in its namespace as the kubelet 
   mount -t proc proc "$files/proc"
   mount --bind /dev "$files/dev"
   mount -t tmpfs -o mode=1777 tmp "$files/tmp"
+  mkdir -p "$files/var/smoe/pipelines/$(basename "$pipeline")"
+  mount --bind -o ro "$pipeline" "$files/var/smoe/pipelines/$(basename "$pipeline")"
   mount -o remount,ro,bind "$files"
   mapfile -t image < <(buildah "${storage[@]}" inspect --format '{{range .OCIv1.Config.Env}}{{println .}}{{end}}' "$made")
-  ip netns exec "smoe-$name" chroot --userspec=12000:12000 "$files" /usr/bin/env -i "${image[@]}" HOME=/tmp "$@" \
-    sh -c 'cd /home/app && ! touch . 2>/dev/null && exec fwatchdog' >"$work/$name.log" 2>&1 &
+  limited "$name"
+  (
+    for folder in "${cgroups[@]}"; do case $folder in */smoe-"$name") echo $BASHPID >"$folder/cgroup.procs" ;; esac; done
+    exec ip netns exec "smoe-$name" chroot --userspec=12000:12000 "$files" /usr/bin/env -i "${image[@]}" HOME=/tmp "$@" \
+      sh -c 'cd /home/app && ! touch . 2>/dev/null && exec fwatchdog'
+  ) >"$work/$name.log" 2>&1 &
+  disown
 }
 cd "$root"
 "$python" -m tests.contract.gateway.conformance.image_environment "$pipeline" http://10.9.0.2:8080 "$work"
@@ -57,3 +81,10 @@ curl -sf --retry 60 --retry-delay 1 --retry-all-errors http://10.9.0.2:8080/_/re
 curl -sf --retry 60 --retry-delay 1 --retry-all-errors http://10.9.0.3:8080/_/ready >/dev/null
 curl -sf -H 'content-type: application/json' -d '{"inputs": "A container answers."}' http://10.9.0.3:8080/ >"$work/answer.json"
 "$python" -m tests.contract.gateway.conformance.image_environment --check "$work/answer.json" "$pipeline"
+curl -s -S --fail-with-body -H 'content-type: application/json' -d "@$work/many.json" -o "$work/many.out" http://10.9.0.3:8080/ \
+  || { head -c 1000 "$work/many.out"; tail "$work"/*.log; exit 1; } >&2
+for name in stages ingress; do
+  count=$(killed "$name")
+  echo "$name: limit $(($(cat "$work/$name.limit") >> 20)) MiB, ${count:-no number of} processes killed for memory"
+  [ "${count:-0}" = 0 ] || exit 1
+done
