@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,20 @@ from smoe.lifecycle import log_end, stop_process
 START_S = 120.0
 ASYNC_QUEUE = 50
 IMAGE = "attacks/trivial"
+
+
+def ask(
+    address: str, method: str, path: str, body: bytes, timeout_s: float, headers: Mapping[str, str]
+) -> tuple[int, bytes, dict[str, str]]:
+    """One request on its own connection: status, body, headers. Raises OSError."""
+    host, _, port = address.partition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=timeout_s)
+    try:
+        connection.request(method, path, body, dict(headers))
+        reply = connection.getresponse()
+        return reply.status, reply.read(), {name.lower(): value for name, value in reply.getheaders()}
+    finally:
+        connection.close()
 
 
 class Target:
@@ -48,16 +62,9 @@ class Target:
     def ask(
         self, method: str, path: str, body: bytes = b"", timeout_s: float = 30.0, **headers: str
     ) -> tuple[int, bytes, dict[str, str]]:
-        """One request on its own connection: status, body, headers. Raises OSError."""
-        host, _, port = self.address.partition(":")
-        connection = http.client.HTTPConnection(host, int(port), timeout=timeout_s)
-        try:
-            named = {name.replace("_", "-"): value for name, value in headers.items()}
-            connection.request(method, path, body, named)
-            reply = connection.getresponse()
-            return reply.status, reply.read(), {name.lower(): value for name, value in reply.getheaders()}
-        finally:
-            connection.close()
+        """One request of this gateway; see :func:`ask`."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return ask(self.address, method, path, body, timeout_s, named)
 
     def system(self, method: str, path: str, document: Any = None, **headers: str) -> int:
         """Status of a request with the password."""

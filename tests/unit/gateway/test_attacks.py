@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 
 from benchmarks.attacks import doors
 from benchmarks.attacks.__main__ import attack
+from benchmarks.attacks.containers import calls_after_sigterm_behind_a_watchdog
+from benchmarks.attacks.idle import is_open
 from benchmarks.attacks.target import running_target
+from benchmarks.harness.running import RunningPipeline
 
 pytestmark = pytest.mark.slow
 
 
-def test_every_attack_that_can_be_tried_is_held() -> None:
-    rows = attack(thorough=False)
+def test_every_attack_that_can_be_tried_is_held(minilm_pipeline: Path) -> None:
+    rows = attack(thorough=False, preset=str(minilm_pipeline))
     assert [row for row in rows if row[1] is False] == []
-    assert sum(row[1] is True for row in rows) >= 14
+    assert sum(row[1] is True for row in rows) >= 18
 
 
 def test_an_attack_reports_a_door_that_is_open() -> None:
@@ -23,3 +31,21 @@ def test_an_attack_reports_a_door_that_is_open() -> None:
         assert [held for held, _ in (one(target) for one in open_doors)] == [False] * len(open_doors)
         outcome = doors.command_reads_the_password(target)
         assert outcome is None or not outcome[0]
+
+
+def test_containers_that_leave_at_once_after_sigterm_are_reported(
+    minilm_pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("smoe_quiet", "0s")
+    pipeline = cast(RunningPipeline, SimpleNamespace(directory=minilm_pipeline))
+    assert not calls_after_sigterm_behind_a_watchdog(pipeline, thorough=False)[0]
+
+
+def test_a_connection_is_open_until_the_other_side_closes_it() -> None:
+    here, there = socket.socketpair()
+    here.setblocking(False)
+    there.sendall(b"a late answer")
+    assert is_open(here)
+    there.close()
+    assert not is_open(here)
+    here.close()
