@@ -12,13 +12,17 @@ from dataclasses import replace
 from typing import Protocol
 
 from gateway.activations import ActivatedTime
-from gateway.backends.process.cgroup.limits import quota
+from gateway.backends.process.cgroup.limits import MIN_QUOTA_US, quota
 from gateway.backends.process.quantities import Limits
 from gateway.backends.process.replica_changes import STARTED
 from gateway.backends.process.settings import ProcessSettings
 from gateway.backends.process.workers.launcher import Launcher
 from gateway.contract import ReplicaState
 
+FLOOR_PERIOD_US = 20_000
+"""Longest CFS period of a standby's limit, where its function's has no longer one. A limit that is raised gets its new
+period when the old one ends: from 1 ms in each second, the least that the kernel knows, to 1 ms in each 83, the second
+call on a replica just opened waited for up to 0.83 s."""
 IDLE_LOOK_S = 0.1
 IDLE_CPU_S = 0.002
 """CPU time within ``IDLE_LOOK_S`` below which a replica with much CPU has no call."""
@@ -56,7 +60,14 @@ class StandingBy:
         """Those of a replica whose function has ``limits``."""
         if not record.low or limits.cpu_cores is None:
             return limits
-        return replace(limits, cpu_cores=min(limits.cpu_cores, self._settings.standby_floor_cores))
+        return replace(limits, cpu_cores=min(limits.cpu_cores, self._floor(limits.cpu_cores)))
+
+    def _floor(self, cores: float) -> float:
+        """Configured cores of a standby whose function has ``cores``: as few as the settings have, and no fewer than
+        the kernel's least quota in a period of :data:`FLOOR_PERIOD_US`, or of the function's own limit."""
+        _, period_us = quota(cores * self._settings.cpu_scale, self._settings.cpu_period_s)
+        least = MIN_QUOTA_US / max(FLOOR_PERIOD_US, period_us) / self._settings.cpu_scale
+        return max(self._settings.standby_floor_cores, least)
 
     def assign(self, records: Iterable[Standing], opened: Collection[str], limits: Limits, drain_s: float) -> bool:
         """Let ``opened`` (ids) take calls and the other started ones stand by; whether that changed anything."""

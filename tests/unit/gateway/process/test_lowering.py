@@ -69,6 +69,21 @@ async def test_one_that_served_keeps_its_limit_while_it_computes(monkeypatch: py
     assert (record.state, record.low, launcher.limits) == ("standby", True, [FLOOR_CORES])
 
 
+@pytest.mark.parametrize(
+    ("cores", "floor", "period_us"),
+    [(1.0, 0.05, 20_000), (0.1, 0.05, 20_000), (0.04, 0.04, 25_000), (0.012, 0.012, 83_333)],
+)
+async def test_a_standbys_period_ends_soon_so_that_its_limit_can_be_raised(
+    monkeypatch: pytest.MonkeyPatch, cores: float, floor: float, period_us: int
+) -> None:
+    """Real cores of the function and of its standbys, and the period of these."""
+    launcher = Launcher([0.0])
+    await lowered(Record("ready"), launcher, monkeypatch, cpu_scale=cores)
+    (configured,) = launcher.limits
+    assert configured is not None and configured * cores == pytest.approx(floor)
+    assert quota(configured * cores, PERIOD_S)[1] == period_us
+
+
 async def test_one_with_little_cpu_keeps_its_limit_while_it_uses_what_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     """0.012 cores are a millisecond in every 83: less than a replica with a whole core uses at rest."""
     launcher = Launcher([0.0, 0.001, 0.001, 0.002, 0.002, 0.00205])
