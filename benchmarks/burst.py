@@ -1,8 +1,9 @@
 """Burst activation on the running pipeline: ``python -m benchmarks.burst``.
 
 The default pipeline on the embedded gateway under real limits, one replica of each expert. Requests arrive as a Poisson
-process whose rate rises to ten times itself for three seconds at random times. The same arrivals meet the experts with
-standbys that the ingress activates, and without any.
+process whose rate rises to ten times itself for three seconds at random times. The same arrivals meet the experts
+without standbys, and with some that the ingress activates. What a token costs each expert is stated to it, by the CPU
+time of the run without, as the policy ``staffing`` states it; ``--unstated``: the ingress measures it by itself.
 
 ``activation_ms``: from the request that finds too few replicas until the first call begins at an activated one;
 ``open_ms``: until those of all layers can be called; ``next_ms``: until the next call is for one of its functions,
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from operator import itemgetter
@@ -38,6 +40,7 @@ from benchmarks.harness.options import benchmark, data_option, seed_option
 from benchmarks.harness.replay_process import ReplayProcess
 from benchmarks.harness.report import in_words, print_result, print_table, progress
 from benchmarks.harness.running import RunningPipeline, local_gateway, running_pipeline
+from rl.staffing.work import Work
 from smoe.deployment import DeploymentSettings
 from traces import prompts
 from traces.model import FloatArray, Trace, make_trace
@@ -122,18 +125,27 @@ def warm(running: RunningPipeline, functions: set[str], standbys: int, texts: li
     requests.post(feed, json=order, auth=running.gateway.auth, timeout=30).raise_for_status()
 
 
-def deploy(running: RunningPipeline, topology: Topology, target: Configuration, starts: bool, texts: list[str]) -> None:
-    """Every expert with ``target`` and all of its replicas there; ``starts``: some have to be started for it."""
+def deploy(
+    running: RunningPipeline, topology: Topology, target: Configuration, texts: list[str], costs: Mapping[str, float]
+) -> None:
+    """Every expert with ``target`` and all of its replicas there, which have served ``texts``. ``costs``: seconds of a
+    replica a token, by function; stated in the rule of its standbys."""
     platform = OpenFaasPlatform(running.gateway.connect().url, topology.pipeline, running.gateway.auth)
     experts = {node.function for node in topology.nodes if node.kind == "expert"}
-    for configuration in (replace(target, cpu_cores=STARTING.cpu_cores), target) if starts else (target,):
+    for configuration in (replace(target, cpu_cores=STARTING.cpu_cores), target):
         for function, present in platform.configurations().items():
-            if function in experts and present != configuration:
-                platform.apply(function, present, configuration)
+            wanted = stating(configuration, costs.get(function))
+            if function in experts and present != wanted:
+                platform.apply(function, present, wanted)
         wait_started(running, experts, target.replicas + target.standbys)
         if configuration.cpu_cores == STARTING.cpu_cores:
             warm(running, experts, target.standbys, texts)
     time.sleep(IDLE_S)
+
+
+def stating(configuration: Configuration, token_s: float | None) -> Configuration:
+    burst = configuration.burst
+    return configuration if burst is None else replace(configuration, burst=replace(burst, token_s=token_s))
 
 
 def wait_started(running: RunningPipeline, functions: set[str], replicas: int) -> None:
@@ -149,8 +161,10 @@ def wait_started(running: RunningPipeline, functions: set[str], replicas: int) -
         time.sleep(0.2)
 
 
-def measured(running: RunningPipeline, topology: Topology, load: Load, texts: list[str]) -> Side:
-    """One run on the pipeline as it is deployed."""
+def measured(
+    running: RunningPipeline, topology: Topology, load: Load, texts: list[str]
+) -> tuple[Side, Mapping[str, float]]:
+    """One run on the pipeline as it is deployed, and seconds of a replica that a token cost each function in it."""
     prices = load_prices()
     platform = OpenFaasPlatform(running.gateway.connect().url, topology.pipeline, running.gateway.auth)
     monitor = Monitor(topology, ScrapeSource(running.client.url, running.gateway.auth, stale_s=600.0))
@@ -170,7 +184,7 @@ def measured(running: RunningPipeline, topology: Topology, load: Load, texts: li
     inside, near = load.within(arrival_s), load.within(arrival_s, SETTLED_S)
     burst_ms = float(np.quantile(latency_ms[inside], 0.95))
     p50_ms, between_ms = map(float, np.quantile(latency_ms[~near & (arrival_s > WARM_S)], (0.5, 0.95)))
-    return Side(
+    side = Side(
         burst_ms,
         between_ms,
         burst_ms / between_ms,
@@ -182,6 +196,7 @@ def measured(running: RunningPipeline, topology: Topology, load: Load, texts: li
         len(answered),
         len(result.records) - len(answered),
     )
+    return side, Work().after(observation).token_s
 
 
 def per_hour(costs: list[float | None], hours: float) -> float | None:
@@ -233,11 +248,12 @@ def show_sides(sides: dict[str, Side]) -> None:
 @click.option("--cpu-scale", default=0.012, type=click.FloatRange(0.001, 10), help="Real cores per configured core.")
 @click.option("--standbys", default=3, type=click.IntRange(1, 16), help="Of each expert.")
 @click.option("--hold-s", default=2.0, type=click.FloatRange(0.1), help="How long a standby stays activated.")
+@click.option("--unstated", is_flag=True, help="The ingress measures by itself what a token costs.")
 @data_option
 @seed_option
 def main(
-    seconds: float, bursts: int, base_rps: float, cpu_scale: float, standbys: int, hold_s: float, data: Path | None,
-    seed: int,
+    seconds: float, bursts: int, base_rps: float, cpu_scale: float, standbys: int, hold_s: float, unstated: bool,
+    data: Path | None, seed: int,
 ) -> None:  # fmt: skip
     load = draw(seconds, base_rps, bursts, seed)
     texts = list(prompts.load_prompts(data, MAX_WORDS).texts)
@@ -245,21 +261,20 @@ def main(
     deployment = DeploymentSettings(
         cpu_cores=STARTING.cpu_cores, segment_cpu_cores=1 / cpu_scale, ingress_cpu_cores=2 / cpu_scale
     )
-    sides: dict[str, Side] = {}
     with tempfile.TemporaryDirectory() as folder, progress(2 * seconds) as show:
         gateway = local_gateway(Path(folder), cpu_scale=cpu_scale)
         show("deploying", 0)
         with running_pipeline(gateway, deployment) as running:
             topology = load_topology(running.directory)
+            deploy(running, topology, target, texts[:WARM_REQUESTS], {})
+            show("without standbys", 0)
+            without, costs = measured(running, topology, load, texts)
             bursting = replace(target, burst=Burst(standbys, hold_s=hold_s))
-            deploy(running, topology, bursting, starts=True, texts=texts[:WARM_REQUESTS])
-            show("with standbys", 0)
+            deploy(running, topology, bursting, texts[:WARM_REQUESTS], {} if unstated else costs)
+            show("with standbys", seconds)
             before = len(activations(running))
-            sides["with"] = measured(running, topology, load, texts)
+            sides = {"with": measured(running, topology, load, texts)[0], "without": without}
             rows = activations(running)[before:]
-            deploy(running, topology, target, starts=False, texts=[])
-            show("without standbys", seconds)
-            sides["without"] = measured(running, topology, load, texts)
     show_sides(sides)
     times = {
         f"{name}_ms_{quantile}": value
@@ -275,6 +290,7 @@ def main(
             **{name: asdict(side) for name, side in sides.items()},
             "failed": sum(side.failed for side in sides.values()),
             "bursts": bursts,
+            "stated": not unstated,
         }
     )
 
