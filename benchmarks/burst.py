@@ -40,7 +40,7 @@ from benchmarks.harness.options import benchmark, data_option, seed_option
 from benchmarks.harness.replay_process import ReplayProcess
 from benchmarks.harness.report import in_words, print_result, print_table, progress
 from benchmarks.harness.running import RunningPipeline, local_gateway, running_pipeline
-from rl.staffing.work import Work
+from rl.staffing.work import Work, stating
 from smoe.deployment import DeploymentSettings
 from traces import prompts
 from traces.model import FloatArray, Trace, make_trace
@@ -141,11 +141,6 @@ def deploy(
         if configuration.cpu_cores == STARTING.cpu_cores:
             warm(running, experts, target.standbys, texts)
     time.sleep(IDLE_S)
-
-
-def stating(configuration: Configuration, token_s: float | None) -> Configuration:
-    burst = configuration.burst
-    return configuration if burst is None else replace(configuration, burst=replace(burst, token_s=token_s))
 
 
 def wait_started(running: RunningPipeline, functions: set[str], replicas: int) -> None:

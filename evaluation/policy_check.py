@@ -49,18 +49,20 @@ class Watched:
         self.name, self._policy, self._functions = policy.name, policy, functions
         self.faults: dict[str, str] = {}
         """By check, the first one."""
-        self.asked: list[Asked] = []
+        self.last: Asked | None = None
+        """The last window in which nothing went wrong."""
+        self._windows = 0
 
     def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal:
-        where = f"window {len(self.asked) + 1}"
-        kept, kept_too = deepcopy(memory), deepcopy(memory)
+        self._windows += 1
+        where, kept = f"window {self._windows}", Asked(observation, now_s, deepcopy(memory))
         proposal = self.ask(where, observation, now_s, memory)
-        again = self.ask(f"{where}, asked again", observation, now_s, kept)
+        again = self.ask(f"{where}, asked again", observation, now_s, deepcopy(kept.memory))
         if proposal is None or again is None:
             return Proposal({}, {}, memory)
         if (dict(proposal.desired), dict(proposal.reasons)) != (dict(again.desired), dict(again.reasons)):
             self.fault(PURE, f"{where}: {_difference(proposal, again)}")
-        self.asked.append(Asked(observation, now_s, kept_too))
+        self.last = kept
         return proposal
 
     def ask(self, where: str, observation: Observation, now_s: float, memory: Memory) -> Proposal | None:
@@ -100,8 +102,8 @@ def checked(policy: Policy, workload: Workload) -> Watched:
     simulation = Simulation(workload, requests, workload.initial(START), seed=0)
     until_s = WINDOW_S * len(RATES)
     simulate_policy(simulation, watched, limits_of(workload), window_s=WINDOW_S, until_s=until_s)
-    if watched.asked:
-        _check_blind(watched, watched.asked[-1])
+    if watched.last is not None:
+        _check_blind(watched, watched.last)
     return watched
 
 

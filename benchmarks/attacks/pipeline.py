@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import json
 import os
@@ -18,6 +17,7 @@ import psutil
 
 from benchmarks.attacks.target import ask
 from benchmarks.harness.running import RunningPipeline
+from moe.manifest_proof import sha256_of
 from moe.names import MANIFEST_FILE
 
 PATIENCE_S = 30.0
@@ -111,7 +111,7 @@ def _replace(folder: Path, name: str, data: bytes, *, stated: bool) -> None:
     if stated:
         manifest = folder / MANIFEST_FILE
         document = json.loads(manifest.read_text())
-        document["files"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        document["files"][name] = {"bytes": len(data), "sha256": sha256_of(folder / name)}
         manifest.unlink()
         manifest.write_text(json.dumps(document))
 

@@ -30,7 +30,7 @@ from rl.staffing.export import load
 from rl.staffing.features import FEATURES, StaffingEncoder
 from rl.staffing.margin import RULE, Margin
 from rl.staffing.networks import StaffingActor
-from rl.staffing.work import Work
+from rl.staffing.work import Work, stating
 from simulation.arrays import Floats
 from simulation.engine.bursts import DEFAULT_BURSTS
 from simulation.latency.roofline import Roofline
@@ -111,7 +111,7 @@ class StaffingRule:
             name: f"{_staffing_words(one, work.busy(name, observation))} ({answer.reasons[name]})"
             for name, one in answer.desired.items()
         }
-        stated = {name: _stating(one, work.token_s.get(name)) for name, one in desired.items()}
+        stated = {name: stating(one, work.token_s.get(name)) for name, one in desired.items()}
         return replace(answer, desired=stated, reasons={**answer.reasons, **reasons}, memory=remembered)
 
     def _remembered(self, observation: Observation, memory: Memory) -> Remembered:
@@ -189,12 +189,6 @@ class LearntStaffingPolicy:
 def _staffing_words(configuration: Configuration, busy: float) -> str:
     """``busy``: replicas that the window's work is for."""
     return f"work for {busy:.2g} replicas: {configuration.replicas} always run, {configuration.standbys} wait"
-
-
-def _stating(configuration: Configuration, token_s: float | None) -> Configuration:
-    """With what a token costs stated in its rule."""
-    burst = configuration.burst
-    return configuration if burst is None else replace(configuration, burst=replace(burst, token_s=token_s))
 
 
 def decided(actor: StaffingActor, encoder: Encoder, batch: Batch) -> tuple[Actions, Floats]:

@@ -8,9 +8,9 @@ depend on the first two, and it is what HPA goes by.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from autoscaler.contract import Observation
+from autoscaler.contract import Configuration, Observation
 
 FORGET = 0.9
 """Weight of windows after each later one."""
@@ -52,3 +52,9 @@ class Work:
             if cost_s and not stated_s / STEP < cost_s < stated_s * STEP:
                 stated[node.function] = float(f"{cost_s:.3g}")
         return Work(sums, stated)
+
+
+def stating(configuration: Configuration, token_s: float | None) -> Configuration:
+    """With what a token costs stated in its rule."""
+    burst = configuration.burst
+    return configuration if burst is None else replace(configuration, burst=replace(burst, token_s=token_s))

@@ -65,7 +65,7 @@ class StandingBy:
     def _floor(self, cores: float) -> float:
         """Configured cores of a standby whose function has ``cores``: as few as the settings have, and no fewer than
         the kernel's least quota in a period of :data:`FLOOR_PERIOD_US`, or of the function's own limit."""
-        _, period_us = quota(cores * self._settings.cpu_scale, self._settings.cpu_period_s)
+        _, period_us = quota(self._real(cores), self._settings.cpu_period_s)
         least = MIN_QUOTA_US / max(FLOOR_PERIOD_US, period_us) / self._settings.cpu_scale
         return max(self._settings.standby_floor_cores, least)
 
@@ -100,15 +100,15 @@ class StandingBy:
         if drain_s:
             until_s = self._loop.time() + drain_s
             await asyncio.sleep(self._settings.settle_s)
-            look_s, idle_s = looking(self._real_cores(limits), self._settings.cpu_period_s)
+            look_s, idle_s = looking(limits.cpu_cores and self._real(limits.cpu_cores), self._settings.cpu_period_s)
             while self._loop.time() < until_s and await self._busy(record.slot, look_s, idle_s):
                 pass
         if record.turn == turn and record.state == "standby":
             record.low = True
             self._launcher.limit_cpu(record.slot, self.limits(record, limits).cpu_cores)
 
-    def _real_cores(self, limits: Limits) -> float | None:
-        return None if limits.cpu_cores is None else limits.cpu_cores * self._settings.cpu_scale
+    def _real(self, cores: float) -> float:
+        return cores * self._settings.cpu_scale
 
     async def _busy(self, slot: str, look_s: float, idle_s: float) -> bool:
         before_s = self._launcher.measure(slot).cpu_seconds_total
