@@ -15,8 +15,7 @@ from autoscaler.monitor.prometheus import PrometheusSource
 from autoscaler.monitor.scrape import ScrapeSource
 from autoscaler.monitor.source import Monitor
 from autoscaler.platforms.openfaas import OpenFaasPlatform
-from autoscaler.policies import Making, hpa_settings, make_policy
-from autoscaler.policy.bursting import BurstingPolicy
+from autoscaler.policies import Making, hpa_settings, make_policy, with_standbys
 from autoscaler.policy.fallback import FallbackPolicy, FallbackSettings
 from autoscaler.policy.hpa import HpaPolicy
 from autoscaler.policy.instances import InstancesPolicy
@@ -39,7 +38,7 @@ def build_controller(settings: ControllerSettings, platform: Platform | None = N
     choice = chosen(_making(settings))
     making, settings = choice.making, choice.making.settings
     topology, limits, prices = making.topology, making.limits, making.prices
-    policy = guarded(make_policy(making), making)
+    policy = guarded(make_policy(making, measured=True), making, measured=True)
     if topology.generates:
         policy = InstancesPolicy(policy)
     auth = None if settings.password is None else (settings.user, settings.password)
@@ -86,14 +85,13 @@ def _making(settings: ControllerSettings) -> Making:
     return Making(settings, topology, _limits(settings, topology.dtype), load_prices(settings.prices or DEFAULT_SHEET))
 
 
-def guarded(policy: Policy, making: Making) -> Policy:
+def guarded(policy: Policy, making: Making, *, measured: bool = False) -> Policy:
     """``policy``, with HPA to take over from it where the settings have it watched (docs/controller.md). With the same
-    standbys, where the settings have some."""
-    watch, burst = _watch(making.settings), making.burst()
+    standbys, where the settings have some. ``measured``: as of :func:`autoscaler.policies.with_standbys`."""
+    watch = _watch(making.settings)
     if watch is None:
         return policy
-    hpa: Policy = HpaPolicy(hpa_settings(making))
-    return FallbackPolicy(policy, hpa if burst is None else BurstingPolicy(hpa, burst), watch)
+    return FallbackPolicy(policy, with_standbys(HpaPolicy(hpa_settings(making)), making, measured=measured), watch)
 
 
 def _watch(settings: ControllerSettings) -> FallbackSettings | None:

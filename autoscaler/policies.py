@@ -134,14 +134,23 @@ class Making:
 Maker = Callable[[Making], Policy]
 
 
-def make_policy(making: Making) -> Policy:
+def make_policy(making: Making, *, measured: bool = False) -> Policy:
     """The policy that the settings name; where that is for experts only, HPA scales what else may be scaled; with
-    standbys where the settings have some.
+    standbys where the settings have some. ``measured``: as of :func:`with_standbys`.
 
     Raises SettingsError.
     """
-    policy, burst = _named(making), making.burst()
-    return policy if burst is None else BurstingPolicy(policy, burst)
+    return with_standbys(_named(making), making, measured=measured)
+
+
+def with_standbys(policy: Policy, making: Making, *, measured: bool) -> Policy:
+    """``policy``, with standbys where the settings have some. ``measured``: for functions that run, or a simulation of
+    ones that were measured; standbys open by the CPU time of a token, unless texts are generated. What is modelled has
+    no quota, and takes the same either way. Raises SettingsError."""
+    burst = making.burst()
+    if burst is None:
+        return policy
+    return BurstingPolicy(policy, burst, by_cpu_time=measured and not making.topology.generates)
 
 
 def _named(making: Making) -> Policy:

@@ -33,6 +33,7 @@ from autoscaler.contract import Burst, Configuration, Topology
 from autoscaler.monitor.scrape import ScrapeSource
 from autoscaler.monitor.source import Monitor
 from autoscaler.platforms.openfaas import OpenFaasPlatform
+from autoscaler.policy.work import Work, stating
 from autoscaler.prices import function_cost, load_prices
 from autoscaler.state.features import complete
 from autoscaler.topology import load_topology
@@ -40,7 +41,6 @@ from benchmarks.harness.options import benchmark, data_option, seed_option
 from benchmarks.harness.replay_process import ReplayProcess
 from benchmarks.harness.report import in_words, print_result, print_table, progress
 from benchmarks.harness.running import RunningPipeline, local_gateway, running_pipeline
-from rl.staffing.work import Work, stating
 from smoe.deployment import DeploymentSettings
 from traces import prompts
 from traces.model import FloatArray, Trace, make_trace

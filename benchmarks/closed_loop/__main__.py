@@ -4,10 +4,11 @@ The default pipeline on the embedded gateway under real limits. Poisson arrivals
 as many (``benchmarks.harness.stepped_load``), the same prompts for every policy, in turns, several repeats; another
 policy begins each repeat. Every run starts from the steady optimum: the fewest replicas of one core, the same for every
 expert, with which the simulation keeps the SLO; ``static`` stays there, ``static-N`` has N of every expert and
-``static-by-load-N`` N of the busiest, of the others by their tokens. Policies scale experts and are billed for them;
-segments have what keeps them from being the bottleneck. The SLO is a multiple of a pass's known work
-(``smoe.slo``). Where one replica of each expert would keep it no policy can be distinguished, and the benchmark stops
-with a sentence.
+``static-by-load-N`` N of the busiest, of the others by their tokens; with ``+burst`` any of them has the same standbys
+for every expert. Policies scale experts and are billed for them; segments have what keeps them from being the
+bottleneck. The controller reads a Prometheus of the run's own where there is one on PATH. The SLO is a multiple of a
+pass's known work (``smoe.slo``). Where one replica of each expert would keep it no policy can be distinguished, and the
+benchmark stops with a sentence.
 
 Costs are per hour: all of a run, ``steady`` (windows half a minute or more after a step of the load) and ``transient``
 (the others). Every policy is also simulated on the profile of this machine. The last line is one JSON object: ``cells``
@@ -20,9 +21,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +39,7 @@ from benchmarks.closed_loop.runs import SEGMENT_CORES, SPACE, Run, measured, sim
 from benchmarks.fidelity.runs import routing_of
 from benchmarks.harness.options import AT_LEAST_1, PRESENT, benchmark, data_option, listed, seed_option
 from benchmarks.harness.report import print_result, print_table, progress
-from benchmarks.harness.running import local_gateway, running_pipeline
+from benchmarks.harness.running import RunningPipeline, local_gateway, running_pipeline
 from benchmarks.harness.stepped_load import stepped
 from moe.manifest import Manifest
 from moe.reference import WholeModel
@@ -45,6 +48,8 @@ from simulation.profiles.model.bundled import fitting, open_profile
 from simulation.profiles.model.pipeline import measured_workload
 from simulation.workloads.workload import Workload
 from smoe.deployment import DeploymentSettings
+from smoe.errors import SmoeError
+from smoe.prometheus import BINARY, prometheus
 from smoe.slo import known_pass_s
 from traces import catalog, prompts
 
@@ -76,6 +81,8 @@ class Setting:
     profile: Path | None
     data: Path | None
     seed: int
+    prometheus: bool
+    """Whether the controller reads one, or scrapes by itself."""
 
     @property
     def met(self) -> dict[str, float]:
@@ -96,7 +103,7 @@ def run_all(
             cpu_cores=full / 3, ingress_cpu_cores=full, ingress_concurrency=INGRESS_CONCURRENCY
         )
         gateway = local_gateway(Path(name), cpu_scale=setting.cpu_scale)
-        with running_pipeline(gateway, deployment) as served:
+        with running_pipeline(gateway, deployment) as served, metrics(setting, served) as address:
             directory, password = served.directory, served.gateway.auth[1]
             run, counts = prepare(directory, served.manifest, setting)
             workload = workload_of(run, directory, counts)
@@ -113,7 +120,7 @@ def run_all(
                         continue
                     show(f"{policy}, repeat {repeat + 1}", repeat * len(policies) + number)
                     one = contender(policy, run.window_s, replicas)
-                    real, real_sent_s, _ = measured(run, one, directory, served.client, password)
+                    real, real_sent_s, _ = measured(run, one, directory, served.client, password, address)
                     model = simulated(run, one, directory, workload, real_sent_s, counts, run.seed + repeat)
                     cell = {"policy": policy, "repeat": repeat, "measured": asdict(real), "simulated": asdict(model)}
                     cell["setting"] = setting.met
@@ -122,6 +129,20 @@ def run_all(
                         with kept.open("a") as file:
                             file.write(json.dumps(cell) + "\n")
     return cells, run, replicas
+
+
+@contextmanager
+def metrics(setting: Setting, served: RunningPipeline) -> Iterator[str | None]:
+    """Address of the Prometheus that all policies read, None without one. Raises ClickException where it is asked for
+    and cannot be had."""
+    if not setting.prometheus:
+        yield None
+        return
+    try:
+        with prometheus(served.client.url, served.gateway.settings.state, setting.window_s) as address:
+            yield address
+    except SmoeError as error:
+        raise click.ClickException(f"{error}; --no-prometheus has controllers scrape by themselves") from error
 
 
 def recorded(kept: Path, policies: Sequence[str], repeats: int, setting: Setting) -> list[dict[str, Any]]:
@@ -251,6 +272,11 @@ def print_policies(rows: Sequence[Mapping[str, Any]], slo_s: float) -> None:
 @click.option("--interval", "window_s", default=2.0, type=click.FloatRange(0.5), help="Seconds between decisions.")
 @click.option("--slo-factor", default=1.7, help="SLO over a pass's known work at the limits of the start.")
 @click.option("--profile", type=PRESENT, help="Measured profile. [default: this machine's in simulation/profiles/data]")
+@click.option(
+    "--prometheus/--no-prometheus",
+    default=shutil.which(BINARY) is not None,
+    help="Metrics through a real one.  [default: where it is on PATH]",
+)
 @click.option("--record", type=click.Path(path_type=Path), help="Keep what was measured here, and go on from there.")
 @data_option
 @seed_option

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import click
@@ -17,6 +17,11 @@ PUBLISHED_TICK_S = 15.0
 """HPA's sync period. With a decision each ``window_s`` all published times are divided by ``15 / window_s``."""
 START = Configuration(memory_mb=256, cpu_cores=1.0, gpu_share=0.0, replicas=1, concurrency=2)
 """Configuration of every expert at first, unless a contender has another."""
+
+
+BURST = {"standbys": 3, "headroom": 1.2, "spare": 1.0, "hold_s": 2.0, "look_back_s": 0.5}
+"""The table ``[burst]`` of a policy whose name ends with ``+burst``."""
+WITH_BURST = "+burst"
 
 
 @dataclass(frozen=True)
@@ -36,8 +41,11 @@ class Contender:
 
 def contender(name: str, window_s: float, replicas: int) -> Contender:
     """The policy ``name`` (``docs/policies.md``), or a constant: ``static-N``, N replicas of every expert, or
-    ``static-by-load-N``, a constant for each expert by what it has to do, in hindsight. ``replicas``: what others start
-    with."""
+    ``static-by-load-N``, a constant for each expert by what it has to do, in hindsight. With ``+burst`` every expert
+    has the standbys of ``BURST``. ``replicas``: what others start with."""
+    if name.endswith(WITH_BURST):
+        plain = contender(name.removesuffix(WITH_BURST), window_s, replicas)
+        return replace(plain, table={**plain.table, "burst": BURST})
     constant = re.fullmatch(r"static(-by-load)?(?:-([1-9]\d*))?", name)
     if constant is not None:
         return Contender("static", int(constant[2] or replicas), {}, by_load=constant[1] is not None)
@@ -64,7 +72,9 @@ def check_names(names: Sequence[str]) -> None:
     for name in names:
         policy = contender(name, PUBLISHED_TICK_S, 1).policy
         if policy not in (*POLICY_NAMES, *ELSEWHERE) and ":" not in policy:
-            allowed = ", ".join((*POLICY_NAMES, *ELSEWHERE, "static-N", "static-by-load-N", "MODULE:MAKER"))
+            allowed = ", ".join(
+                (*POLICY_NAMES, *ELSEWHERE, "static-N", "static-by-load-N", "MODULE:MAKER", "each with +burst")
+            )
             raise click.BadParameter(f"there is no policy {name!r}; allowed are {allowed}", param_hint="--policies")
 
 

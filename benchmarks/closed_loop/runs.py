@@ -120,11 +120,15 @@ def settings_of(contender: Contender, run: Run, directory: Path) -> ControllerSe
 
 
 def measured(
-    run: Run, contender: Contender, directory: Path, client: GatewayClient, password: str
+    run: Run, contender: Contender, directory: Path, client: GatewayClient, password: str, metrics: str | None = None
 ) -> tuple[Outcome, Floats, float]:
     """The policy on the running pipeline, when each request was sent [requests] float64, in seconds after the first
-    look, and the Unix time of the replay's beginning."""
-    settings = replace(settings_of(contender, run, directory), gateway_url=client.url, password=password)
+    look, and the Unix time of the replay's beginning. ``metrics``: the Prometheus that the controller reads; None: it
+    scrapes by itself."""
+    settings = replace(
+        settings_of(contender, run, directory),
+        gateway_url=client.url, password=password, prometheus_url=metrics, window_s=run.window_s,
+    )  # fmt: skip
     controller, window_s = build_controller(settings)
     topology = controller.topology
     start = run.start(contender, topology)
@@ -161,7 +165,7 @@ def simulated(
     settings = settings_of(contender, run, directory)
     runtime = runtime_of(settings, workload.topology.dtype)
     limits = LimitSettings(space=workload.space, alpha=settings.alpha, runtime=runtime)
-    policy = make_policy(Making(settings, workload.topology, limits, workload.prices))
+    policy = make_policy(Making(settings, workload.topology, limits, workload.prices), measured=workload.measured)
     order = np.argsort(sent_s, kind="stable")
     sent_s, counts = sent_s[order], counts[:, order]
     initial = workload.initial(start) | run.start(contender, workload.topology, start)

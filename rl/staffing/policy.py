@@ -16,6 +16,7 @@ from autoscaler.checked import NotNegative, Positive, PositiveShare, Rule
 from autoscaler.contract import Burst, Configuration, Memory, Observation, Policy, Proposal
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making
+from autoscaler.policy.work import Work, stated_costs, stating
 from autoscaler.prices import money
 from evaluation.bound.last_window import MEAN_TOKENS, ModelSettings, Plan, pass_slo_s, workload_of
 from platform_words.bursts import MAX_STANDBYS
@@ -30,7 +31,6 @@ from rl.staffing.export import load
 from rl.staffing.features import FEATURES, StaffingEncoder
 from rl.staffing.margin import RULE, Margin
 from rl.staffing.networks import StaffingActor
-from rl.staffing.work import Work, stating
 from simulation.arrays import Floats
 from simulation.engine.bursts import DEFAULT_BURSTS
 from simulation.latency.roofline import Roofline
@@ -57,10 +57,9 @@ class Remembered:
         before have left at the functions. ``following``: names of numbers that the margin sets."""
         if isinstance(memory, Remembered):
             return memory
-        present = {node.function: node.configuration for node in observation.nodes if node.configuration is not None}
-        bursts = {function: one.burst for function, one in present.items() if one.burst is not None}
-        stated = {function: burst.token_s for function, burst in bursts.items() if burst.token_s is not None}
-        return Remembered(Work(token_s=stated), Margin.ordered(bursts.values(), following))
+        present = [node.configuration for node in observation.nodes if node.configuration is not None]
+        bursts = [one.burst for one in present if one.burst is not None]
+        return Remembered(Work(token_s=stated_costs(observation)), Margin.ordered(bursts, following))
 
 
 class StaffingRule:

@@ -92,6 +92,40 @@ def test_the_ingress_always_runs() -> None:
     assert all((one.running == 0) == (kinds[name] != "ingress") for name, one in proposed.items())
 
 
+def busy_window(**more: Any) -> Observation:
+    """Every expert's two replicas at a third of their limit for the 2 s in which 60 tokens were answered."""
+    used = {"cpu_utilisation": 1 / 3, "measured_replicas": 2}
+    names = [node.node for node in observation().nodes if node.kind == "expert"]
+    return replace(observation(dict.fromkeys(names, used)), start_s=0.0, end_s=2.0, tokens_per_s=30.0, **more)
+
+
+def costs_of(proposal: Proposal) -> dict[str, float | None]:
+    return {name: None if one.burst is None else one.burst.token_s for name, one in proposal.desired.items()}
+
+
+def test_standbys_of_functions_that_run_open_by_the_cpu_time_of_a_token() -> None:
+    window = busy_window()
+    experts = {node.function for node in window.nodes if node.kind == "expert"}
+    desired = dict.fromkeys(experts, PLAIN)
+    policy = BurstingPolicy(Always(desired), BURST, by_cpu_time=True)
+    first = policy.propose(window, 2.0, None)
+    assert list(costs_of(first).values()) == pytest.approx([2 / 3 / 30] * len(experts), rel=5e-3)
+    nothing = replace(window, tokens_per_s=0.0)
+    assert costs_of(policy.propose(nothing, 4.0, first.memory)) == costs_of(first)
+    ordered = nothing.nodes[0]._replace(function="x", configuration=first.desired[min(experts)])
+    after_start = replace(nothing, nodes=(ordered,))
+    started = BurstingPolicy(Always({"x": PLAIN}), BURST, by_cpu_time=True).propose(after_start, 0.0, None)
+    assert set(costs_of(started).values()) == set(costs_of(first).values()), "a restart forgets nothing"
+
+
+@pytest.mark.parametrize(("by_cpu_time", "given"), [(False, None), (True, 0.5), (False, 0.5)])
+def test_a_cost_that_is_given_or_left_to_the_ingress_stays(by_cpu_time: bool, given: float | None) -> None:
+    window = busy_window()
+    desired = {node.function: PLAIN for node in window.nodes if node.kind == "expert"}
+    policy = BurstingPolicy(Always(desired), replace(BURST, token_s=given), by_cpu_time=by_cpu_time)
+    assert set(costs_of(policy.propose(window, 2.0, None)).values()) == {given}
+
+
 def test_a_plan_keeps_standbys_and_a_plan_without_them_is_stored_as_before(tmp_path: Path) -> None:
     save_plan(Plan("tiny", {"a": BURSTING, "b": PLAIN}), tmp_path / "plan.json")
     assert load_plan(tmp_path / "plan.json").configurations == {"a": BURSTING, "b": PLAIN}

@@ -5,17 +5,26 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
 import numpy as np
 import pytest
 
-from benchmarks.closed_loop.__main__ import Setting, cheapest, half_width, recorded, steady_replicas, summaries
-from benchmarks.closed_loop.contenders import check_names, contender, turns
+from benchmarks.closed_loop.__main__ import (
+    Setting,
+    cheapest,
+    half_width,
+    metrics,
+    recorded,
+    steady_replicas,
+    summaries,
+)
+from benchmarks.closed_loop.contenders import BURST, check_names, contender, turns
 from benchmarks.closed_loop.runs import Outcome
 
-SETTING = Setting(600.0, 10.0, 0.01, 2.0, 1.7, None, None, 0)
+SETTING = Setting(600.0, 10.0, 0.01, 2.0, 1.7, None, None, 0, False)
 
 
 def cell(policy: str, over: float, cost: float, failed: int = 0, repeat: int = 0) -> dict[str, Any]:
@@ -95,3 +104,25 @@ def test_a_name_of_no_policy_is_refused_before_anything_is_started() -> None:
     for name in ("stafing", "static-0", "by-load"):
         with pytest.raises(click.BadParameter, match=f"no policy '{name}'; allowed are static, hpa"):
             check_names(("hpa", name))
+
+
+def test_a_name_with_burst_is_the_same_policy_with_standbys() -> None:
+    plain, bursting = contender("hpa", 2.0, 3), contender("hpa+burst", 2.0, 3)
+    assert bursting == replace(plain, table={**plain.table, "burst": BURST})
+    check_names(["hpa+burst", "static-2+burst"])
+    with pytest.raises(click.BadParameter, match="no policy 'nobody\\+burst'"):
+        check_names(["nobody+burst"])
+
+
+def test_a_prometheus_that_cannot_be_had_is_named_with_what_goes_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    served: Any = SimpleNamespace(
+        client=SimpleNamespace(url=""), gateway=SimpleNamespace(settings=SimpleNamespace(state=Path()))
+    )
+    with (
+        pytest.raises(click.ClickException, match="no Prometheus is on PATH; --no-prometheus"),
+        metrics(replace(SETTING, prometheus=True), served),
+    ):
+        pass
+    with metrics(SETTING, served) as address:
+        assert address is None

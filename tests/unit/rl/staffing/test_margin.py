@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.contract import Burst, Observation
+from autoscaler.policy.work import Work
 from rl.staffing.env import StaffingEnv
 from rl.staffing.hours import encoder_of
 from rl.staffing.margin import AGAIN, BACK, NUMBERS, QUICK, RULE, START, STEPS, WINDOWS, Margin
 from rl.staffing.policy import Remembered, StaffingRule
-from rl.staffing.work import Work
 from tests.unit.autoscaler import builders
 from tests.unit.rl.staffing.test_env import VALUES, episodes
 

@@ -58,3 +58,10 @@ def stating(configuration: Configuration, token_s: float | None) -> Configuratio
     """With what a token costs stated in its rule."""
     burst = configuration.burst
     return configuration if burst is None else replace(configuration, burst=replace(burst, token_s=token_s))
+
+
+def stated_costs(observation: Observation) -> dict[str, float]:
+    """What orders of before have stated at the functions: all that a controller knows after its start."""
+    present = ((node.function, node.configuration) for node in observation.nodes)
+    bursts = {function: one.burst for function, one in present if one is not None and one.burst is not None}
+    return {function: burst.token_s for function, burst in bursts.items() if burst.token_s is not None}

@@ -10,11 +10,11 @@ import pytest
 
 from autoscaler.capacity import total_needs
 from autoscaler.contract import Capacity, Configuration, Observation, Resources
+from autoscaler.policy.work import FORGET, STEP, Work
 from platform_words.bursts import MAX_STANDBYS
 from rl.staffing.env import StaffingEnv
 from rl.staffing.hours import encoder_of
 from rl.staffing.policy import REACH, StaffingRule
-from rl.staffing.work import FORGET, STEP, Work
 from tests.unit.autoscaler import builders
 from tests.unit.rl.staffing.test_env import VALUES, episodes
 
