@@ -7,16 +7,17 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from autoscaler.contract import GenerationObservation, TickReport
-from autoscaler.loop import REASON, short
+from autoscaler.changes import describe_change, ordered, shortened
+from autoscaler.contract import Decision, GenerationObservation, TickReport
+from autoscaler.loop import short
 from autoscaler.platforms.shadow import ShadowBill
 from autoscaler.prices import money
 from autoscaler.state.targets import Targets
 from platform_words.durations import duration
 
 NO_TARGETS = Targets()
-SHOWN = 8
-"""Changes named in one line for people."""
+SHOWN = 6
+"""Different changes, and conditions, that are named in one line for people."""
 
 
 def summary(report: TickReport, bill: ShadowBill | None = None, conditions: Sequence[object] = ()) -> dict[str, Any]:
@@ -72,21 +73,31 @@ def line(
     observation = report.observation
     p95 = _tail("P95", observation.latency_p95_s, targets.slo_s) + _texts(observation.generation, targets)
     rps = "–" if observation.requests_per_s is None else f"{observation.requests_per_s:.1f}/s"
-    changes = [
-        f"{decision.function} {short(decision.present)} → {short(decision.target)}"
-        for decision in report.decisions
-        if decision.changes
-    ]
+    changes = [decision for decision in report.decisions if decision.changes]
     held = f"holding ({observation.problems[0] if observation.problems else 'no data'}); " if observation.stale else ""
     dry = " (dry run)" if report.dry_run and changes else ""
     failed = f"; {len(report.failures)} failed" if report.failures else ""
-    named = ": " + ", ".join(changes[:SHOWN]) + (" …" if len(changes) > SHOWN else "") if changes else ""
-    if not changes and not observation.stale:
-        named = _commonest_reason(report)
+    named = f": {_named(changes)}" if changes else "" if observation.stale else _commonest_reason(report)
     shadow = "" if bill is None else f"; {bill.line()}"
     obstacles = "".join(f"; {condition}" for condition in conditions[:SHOWN])
     cost = _cost(report, currency)
-    return f"{held}requests {rps}, {p95}{cost}, {len(changes)} changes{dry}{failed}{named}{shadow}{obstacles}"
+    return f"{held}requests {rps}, {p95}{cost}, {_count(len(changes), 'change')}{dry}{failed}{named}{shadow}{obstacles}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _named(changes: Sequence[Decision]) -> str:
+    """Functions with the same change as one: the first by its name."""
+    functions: dict[str, list[str]] = {}
+    for one in changes:
+        functions.setdefault(ordered(describe_change(one.present, one.target)), []).append(one.function)
+    parts = [
+        f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {change}"
+        for change, names in functions.items()
+    ]
+    return "; ".join(parts[:SHOWN]) + (" …" if len(parts) > SHOWN else "")
 
 
 def _tail(name: str, p95_s: float | None, target_s: float | None) -> str:
@@ -117,4 +128,4 @@ def _cost(report: TickReport, currency: str) -> str:
 def _commonest_reason(report: TickReport) -> str:
     """Why functions stay as they are; empty where that is not known."""
     reasons = Counter(decision.reason for decision in report.decisions if decision.reason)
-    return f" ({reasons.most_common(1)[0][0][:REASON]})" if reasons else ""
+    return f" ({shortened(reasons.most_common(1)[0][0])})" if reasons else ""

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from autoscaler.actuator.actuator import Result, apply
+from autoscaler.changes import describe_change, shortened
 from autoscaler.contract import (
     Bound,
     BoundedPlatform,
@@ -34,8 +35,6 @@ from autoscaler.state.features import complete
 from autoscaler.view import View
 
 log = logging.getLogger("smoe.autoscaler")
-REASON = 120
-"""Characters of a reason in a line for people."""
 
 
 class Controller:
@@ -230,10 +229,10 @@ class Controller:
 def brief(decision: Decision, report: TickReport) -> str:
     """A decision in one line for people: what becomes of the function, why, and what limited it."""
     outcome = _outcome(decision, report)
-    change = f"{short(decision.present)} → {short(decision.target)}"
+    change = describe_change(decision.present, decision.target)
     if not decision.changes:
         change = f"stays {short(decision.present)}, {short(decision.desired)} desired"
-    parts = (decision.reason[:REASON], *decision.limits_hit, outcome if outcome not in ("applied", "kept") else "")
+    parts = (shortened(decision.reason), *decision.limits_hit, outcome if outcome not in ("applied", "kept") else "")
     return f"{decision.function} {change}: {'; '.join(filter(None, parts))}"
 
 

@@ -23,7 +23,7 @@ from autoscaler.policies import Making, make_policy
 from autoscaler.policy.instances import InstancesPolicy
 from autoscaler.settings import ELSEWHERE, ControllerSettings
 from autoscaler.state.targets import Targets
-from simulation.engine.controlled import Step, simulate_policy
+from simulation.engine.controlled import Step, failures_of, simulate_policy
 from simulation.engine.errors import SimulationError
 from simulation.generation.decoder import DecoderSimulation
 from simulation.generation.engine import Outcome, Request
@@ -213,6 +213,7 @@ def _windows(setting: Setting, steps: Sequence[Step]) -> dict[str, Any]:
         "instances_max": max(window.instances for window in windows),
         "expert_replicas_mean": float(np.mean(ready)),
         "changes": sum(len(step.report.applied) for step in steps),
+        **failures_of(steps),
     }
 
 

@@ -90,7 +90,12 @@ def split(source: str, out: Path, name: str | None, force: bool, as_json: bool, 
     for note in notes:
         click.echo(f"note: {note}", err=True)
     click.echo(_sentence(manifest, out), err=True)
-    click.echo(f"smoe pipeline inspect {out}    shows it;    smoe up {out}    serves it", err=True)
+    click.echo(after_split(out), err=True)
+
+
+def after_split(out: Path) -> str:
+    """What to do with a pipeline that was made."""
+    return f"next: `smoe pipeline inspect {out}` shows it, `smoe up {out}` serves it"
 
 
 @contextmanager
@@ -150,6 +155,12 @@ def inspect_(directory: Path, as_json: bool, verify: bool) -> None:
         click.echo(json.dumps(view.to_json()))
     else:
         Console().print(render(view))
+        click.echo(after_inspect(directory), err=True)
+
+
+def after_inspect(directory: Path) -> str:
+    """What to do with a pipeline that was looked into."""
+    return f"next: `smoe up {directory}` serves it"
 
 
 def _notes(manifest: Manifest, source: Source | None) -> list[str]:

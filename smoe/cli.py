@@ -25,12 +25,30 @@ AUTOSCALE_SECTIONS = {
     "Kubernetes": "--platform",
     "What it writes": "--log-dir",
 }
+UP = frozenset(
+    ("--state", "--port", "--cpu-scale", "--foreground", "--cpu", "--segment-cpu", "--ingress-cpu", "--instances")
+)
+UP_SECTIONS = {"Gateway": "--state", "Functions": "--image", "Replicas and schedule": "--instances"}
+REPLAY = frozenset(
+    ("--gateway", "--state", "--trace", "--start-s", "--duration-s", "--speed", "--max-rps", "--slo-ms", "--seed",
+     "--out", "--json")
+)  # fmt: skip
+REPLAY_SECTIONS = {
+    "Gateway": "--gateway",
+    "Trace": "--trace",
+    "Texts": "--texts",
+    "Decoders": "--send",
+    "Sending": "--slo-ms",
+    "What it writes": "--out",
+}
 COMMANDS = {
     "run": LazyCommand(
         "smoe.commands.demo", "run", "the main job: pipeline, bursty trace, controller, live view, report", EVERY_DAY
     ),
     "demo": LazyCommand("smoe.commands.demo", "demo", "the main job in short: a minute, no options needed", EVERY_DAY),
-    "up": LazyCommand("smoe.commands.service", "up", "start the gateway and deploy a pipeline", EVERY_DAY),
+    "up": LazyCommand(
+        "smoe.commands.service", "up", "start the gateway and deploy a pipeline", EVERY_DAY, UP, UP_SECTIONS
+    ),
     "down": LazyCommand("smoe.commands.service", "down", "stop the gateway and every function", EVERY_DAY),
     "status": LazyCommand("smoe.commands.status", "status", "functions, replicas, limits, usage", EVERY_DAY),
     "invoke": LazyCommand("smoe.commands.service", "invoke", "send text to a pipeline and print the answer", EVERY_DAY),
@@ -45,7 +63,14 @@ COMMANDS = {
         AUTOSCALE,
         AUTOSCALE_SECTIONS,
     ),
-    "replay": LazyCommand("traces.commands", "replay", "replay a trace against a function, open loop", EVERY_DAY),
+    "replay": LazyCommand(
+        "traces.commands",
+        "replay",
+        "replay a trace against a pipeline, open loop",
+        EVERY_DAY,
+        REPLAY,
+        REPLAY_SECTIONS,
+    ),
     "pipeline": LazyCommand(
         "smoe.groups", "pipeline", "make, look at, deploy and remove pipelines: split, inspect, deploy, …", GROUPS
     ),

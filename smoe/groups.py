@@ -54,17 +54,22 @@ TRAIN = frozenset(
     ("--workload", "--pipeline", "--slo-ms", "--profile", "--traces", "--minutes", "--seed", "--windows",
      "--out")
 )  # fmt: skip
+MEASURE, COMPARE_THEM, LEARN = "Measure and simulate", "Compare policies", "Learn"
 LAB = {
     "profile": LazyCommand(
-        "smoe.commands.profiling", "profile", "measure a pipeline's functions and fit the latency model"
+        "smoe.commands.profiling", "profile", "measure a pipeline's functions and fit the latency model", MEASURE
     ),
     "replay": LazyCommand(
-        "smoe.commands.replaying", "replay", "simulate a token trace on a decoder that was profiled, scaled or not"
+        "smoe.commands.replaying",
+        "replay",
+        "simulate a token trace on a decoder that was profiled, scaled or not",
+        MEASURE,
     ),
     "evaluate": LazyCommand(
         "smoe.commands.evaluate",
         "evaluate",
         "compare scaling policies in the simulator, with bound and report",
+        COMPARE_THEM,
         essential=EVALUATE,
         sections=EVALUATE_SECTIONS,
     ),
@@ -72,34 +77,48 @@ LAB = {
         "smoe.commands.compare",
         "compare",
         "tune every opponent on validation hours, then compare all on test hours",
+        COMPARE_THEM,
         essential=COMPARE,
         sections=COMPARE_SECTIONS,
     ),
     "check-policy": LazyCommand(
-        "smoe.commands.check_policy", "check_policy", "whether a policy of one's own does what the controller expects"
+        "smoe.commands.check_policy",
+        "check_policy",
+        "whether a policy of one's own does what the controller expects",
+        COMPARE_THEM,
     ),
-    "bound": LazyCommand("evaluation.bound.commands", "bound", "the least cost that any policy could have for a trace"),
+    "bound": LazyCommand(
+        "evaluation.bound.commands", "bound", "the least cost that any policy could have for a trace", COMPARE_THEM
+    ),
     "advise": LazyCommand(
-        "evaluation.regimes.commands", "advise", "whether scaling pays for a trace, and which way to go"
+        "evaluation.regimes.commands", "advise", "whether scaling pays for a trace, and which way to go", COMPARE_THEM
     ),
     "tune": LazyCommand(
-        "evaluation.tuning.commands", "tune", "search the deployment that a static or HPA baseline is given"
+        "evaluation.tuning.commands",
+        "tune",
+        "search the deployment that a static or HPA baseline is given",
+        COMPARE_THEM,
     ),
     "train": LazyCommand(
         "rl.train.commands",
         "train",
         "learn a scaling policy from traces, in the simulator",
+        LEARN,
         essential=TRAIN,
         sections=TRAIN_SECTIONS,
     ),
     "train-staffing": LazyCommand(
-        "rl.staffing.commands", "train_staffing", "learn capacity and standbys of every expert, in the simulator"
+        "rl.staffing.commands", "train_staffing", "learn capacity and standbys of every expert, in the simulator", LEARN
     ),
     "fine-tune": LazyCommand(
-        "rl.train.fine_tuning", "fine_tune", "let a trained agent learn from what a controller logged"
+        "rl.train.fine_tuning", "fine_tune", "let a trained agent learn from what a controller logged", LEARN
     ),
-    "export-log": LazyCommand("rl.train.log_export", "export_log", "write a controller's log as a Minari data set"),
-    "explain": LazyCommand("rl.agent.commands", "explain", "why the learnt policy decides what it decides in a window"),
+    "export-log": LazyCommand(
+        "rl.train.log_export", "export_log", "write a controller's log as a Minari data set", LEARN
+    ),
+    "explain": LazyCommand(
+        "rl.agent.commands", "explain", "why the learnt policy decides what it decides in a window", LEARN
+    ),
 }
 
 

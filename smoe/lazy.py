@@ -16,7 +16,7 @@ from pathlib import Path
 
 import click
 
-EXTRA = frozenset(("optuna", "torch_geometric", "gymnasium", "stable_baselines3", "tensorboard"))
+EXTRA = frozenset(("torch_geometric", "gymnasium", "stable_baselines3", "tensorboard"))
 """Modules of the optional dependencies ``rl``."""
 SIGN_AFTER_S = 1.0
 """Imports that take longer show a sign of life."""
@@ -66,7 +66,10 @@ class LazyGroup(click.Group):
         except ModuleNotFoundError as error:
             if (error.name or "").split(".")[0] not in EXTRA:
                 raise
-            message = f"smoe {cmd_name} needs {error.name}, which is not installed; say: pip install 'smoe[rl]'"
+            message = (
+                f"{ctx.command_path} {cmd_name} needs {error.name}, which is not installed; say: "
+                "pip install 'WHEEL[rl]', or make setup in the source tree"
+            )
             raise click.UsageError(message) from error
         return folded(command, entry.essential, entry.sections) if entry.essential else command
 

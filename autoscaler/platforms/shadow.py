@@ -13,7 +13,7 @@ from typing import Any
 
 from autoscaler.contract import Configuration, Cost, NodeObservation, Observation, PlacedPlatform, Platform
 from autoscaler.errors import FunctionGoneError
-from autoscaler.prices import PriceSheet, function_cost, summed
+from autoscaler.prices import PriceSheet, function_cost, money, summed
 
 METERS = ("busy", "provisioned")
 
@@ -122,8 +122,8 @@ class ShadowBill:
 
     def line(self) -> str:
         """The same in a few words."""
-        window = f"{_number(self.window.shadow.provisioned)} instead of {_number(self.window.real.provisioned)}"
-        total = f"{self.shadow['provisioned']:.4g} instead of {self.real['provisioned']:.4g} {self.currency}"
+        window = f"{self._money(self.window.shadow.provisioned)} instead of {self._money(self.window.real.provisioned)}"
+        total = f"{self._money(self.shadow['provisioned'])} instead of {self._money(self.real['provisioned'])}"
         return f"shadow: {window} in this window, {total} so far"
 
     def verdict(self) -> str:
@@ -135,7 +135,11 @@ class ShadowBill:
         if not seconds:
             return f"has no {meter} cost that is known"
         change = "" if not real else f" ({shadow / real - 1.0:+.1%})"
-        return f"would have cost {shadow:.4g} {self.currency} {meter} instead of {real:.4g} in {seconds:.0f} s{change}"
+        amounts = f"{self._money(shadow)} {meter} instead of {self._money(real)}"
+        return f"would have cost {amounts} in {seconds:.0f} s{change}"
+
+    def _money(self, amount: float | None) -> str:
+        return "–" if amount is None else money(amount, self.currency)
 
 
 def _as_if(node: NodeObservation, most_s: float, replicas: int) -> NodeObservation:
@@ -147,7 +151,3 @@ def _cost(nodes: Sequence[NodeObservation], configuration: Configuration, window
     if not nodes:
         return Cost(None, configuration.replicas * window_s * prices.unit_per_s(configuration))
     return function_cost([nodes[0]._replace(configuration=configuration), *nodes[1:]], window_s, prices)
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g}"

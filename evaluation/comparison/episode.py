@@ -25,7 +25,7 @@ from evaluation.comparison.errors import EvaluationError
 from evaluation.comparison.grid import Grid, Group
 from evaluation.comparison.policies import limits_of, policy_of
 from evaluation.tuning.outcomes import Replay
-from simulation.engine.controlled import Step, simulate_policy
+from simulation.engine.controlled import Step, failures_of, simulate_policy
 from simulation.engine.regions import measured_part
 from simulation.engine.requests import Requests, draw_requests
 from simulation.engine.simulation import Simulation
@@ -173,7 +173,7 @@ def run_policy(grid: Grid, work: Work, name: str) -> tuple[dict[str, Any], pa.Ta
         "slo_s": workload.slo_s,
         "windows": len(counted),
         **(totals := _totals(table, counted, workload.slo_s)),
-        **_failures(counted),
+        **failures_of(counted),
         "beyond_cluster": None if workload.host is not None else beyond_cluster(totals, workload.capacity),
         "world": grid.world,
         "latency": workload.latency.name,
@@ -303,12 +303,6 @@ def beyond_cluster(totals: Mapping[str, Any], capacity: Capacity | None) -> list
     room = (capacity or PAPER_CAPACITY).total
     most = {"cores": room.cores, "gpus": room.gpu_tenths / 10, "memory_mb": room.memory_mb}
     return [name for name in most if totals[f"peak_{name}"] > most[name] + 1e-9]
-
-
-def _failures(steps: Sequence[Step]) -> dict[str, Any]:
-    """In how many windows the policy ended with an exception, so that what was deployed was held, and the first one."""
-    failures = [step.report.failure for step in steps if step.report.failure]
-    return {"failed_windows": len(failures), **({"failure": failures[0]} if failures else {})}
 
 
 def _sum(values: list[float | None]) -> float | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from autoscaler.contract import Policy, TickReport
 from autoscaler.decision.limits import LimitSettings
@@ -82,3 +83,9 @@ def simulate_policy(
 
     run(controller, window_s, clock.wait, on_tick, clock.now_s)
     return steps
+
+
+def failures_of(steps: Sequence[Step]) -> dict[str, Any]:
+    """In how many windows the policy ended with an exception, so that what was deployed was held, and the first one."""
+    failures = [step.report.failure for step in steps if step.report.failure]
+    return {"failed_windows": len(failures), **({"failure": failures[0]} if failures else {})}

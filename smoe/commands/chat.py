@@ -16,7 +16,7 @@ from smoe.commands.options import gateway_option, state_option
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", metavar="PIPELINE")
 @click.option("--system", default=None, metavar="TEXT", help="What the model is asked to be, before all else.")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=512, show_default=True, help="Of each answer.")
 @click.option("--temperature", type=click.FloatRange(0, 2), default=0.7, show_default=True, help="0: the likeliest.")
@@ -37,7 +37,7 @@ def chat(
     state: Path,
     gateway_url: str | None,
 ) -> None:
-    """Talk to pipeline NAME: a line is a message, the answer is printed as it is written; end with Ctrl-D."""
+    """Talk to PIPELINE: a line is a message, the answer is printed as it is written; end with Ctrl-D."""
     client = GatewayClient(gateway_url) if gateway_url else GatewayClient.from_state(state)
     messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
     options = {"max_tokens": max_tokens, "temperature": temperature, "stream": True}

@@ -18,7 +18,6 @@ from evaluation.compared import Tuning, result_of
 from evaluation.compared import compare as run_all
 from evaluation.comparison.episode import BOUND
 from evaluation.comparison.errors import EvaluationError
-from evaluation.comparison.grid import BURST_SUFFIX
 from evaluation.comparison.report import write_report
 from simulation.workloads.custom_options import custom_options, prices_option, slo_option
 from smoe.commands.evaluate import (
@@ -78,16 +77,13 @@ def compare(**options: Any) -> None:
     more windows over it.
 
     Everything is simulated. The default takes seven minutes of one core. It may be stopped and goes on where it was; a
-    custom pipeline is compared as by `smoe lab evaluate`, whose exit status it has, too. On one machine, all leaves out
-    the opponents with standbys, which may be named (all,hpa+burst).
+    custom pipeline is compared as by `smoe lab evaluate`, whose exit status it has, too.
     """
     console = Console(stderr=True)
     custom, given = custom_of(options), given_of(CompareSettings, options)
     trials, tune_seconds, out = given.pop("trials"), given.pop("tune_seconds"), given["out"]
-    shared = custom is not None and not custom.cluster
-    opponents = [name for name in OPPONENTS if not (shared and name.endswith(BURST_SUFFIX))]
     named = [name for name in given["policies"] if name != ALL]
-    names = [name for one in given["policies"] for name in (opponents if one == ALL else (one,))]
+    names = [name for one in given["policies"] for name in (OPPONENTS if one == ALL else (one,))]
     given["policies"] = tuple(dict.fromkeys(names))
     if custom is not None and given["seconds"] == CompareSettings.seconds:
         given["seconds"] = None

@@ -24,7 +24,7 @@ from autoscaler.options import options_of
 from evaluation.comparison.episode import BOUND
 from evaluation.comparison.errors import EvaluationError
 from evaluation.comparison.grid import FROM_FILE, Grid
-from evaluation.comparison.report import write_report
+from evaluation.comparison.report import verdict, write_report
 from evaluation.comparison.run import evaluate as run_all
 from evaluation.comparison.run import names_of
 from evaluation.comparison.tables import HEAD, always_failed, cells, failure_sentences, rows, without_interval
@@ -143,7 +143,7 @@ def evaluate(**options: Any) -> None:
     else:
         show(Console(), summaries, left_out)
         console.print(f"report: {paths.html}")
-        console.print(NEXT_STEP)
+        console.print(NEXT_STEP, soft_wrap=True)
     given = click.get_current_context().get_parameter_source("policies") is not ParameterSource.DEFAULT
     check_all_judged(grid, summaries, left_out, options["policies"] if given else ())
 
@@ -201,14 +201,17 @@ def grid_of(options: dict[str, Any], given: dict[str, Any], custom: CustomPipeli
 
 
 def show(console: Console, summaries: list[dict[str, Any]], left_out: Mapping[str, str]) -> None:
-    """One row a policy and pattern; a narrow terminal gets values alone. On stderr what was left out, and why."""
+    """One row a policy and pattern, and who was cheapest within the SLO; a narrow terminal gets values alone. On stderr
+    what was left out, and why."""
     table_rows, narrow = rows(summaries), console.width < FULL_WIDTH
     bounded = any(interval is not None for row in table_rows for interval in row.over_bound.values())
     hidden = {"provisioned", "busy"} if bounded else {"provisioned over bound", "busy over bound"}
     hidden |= {"standbys", "decision P99", "beyond the cluster"} if narrow else set()
     shown = [place for place, name in enumerate(HEAD) if name not in hidden]
     more = "\nwith intervals in results.md" if narrow else ""
-    table = Table(title=f"simulated: experts' cost, P95, windows over the SLO, mean excess{more}", pad_edge=not narrow)
+    table = Table(
+        title=f"simulated: experts' cost of a run, P95, windows over the SLO, mean excess{more}", pad_edge=not narrow
+    )
     if narrow:
         table.box, table.show_edge, table.collapse_padding = box.SIMPLE_HEAD, False, True
     for place in shown:
@@ -218,6 +221,7 @@ def show(console: Console, summaries: list[dict[str, Any]], left_out: Mapping[st
         row_cells = cells(row)
         table.add_row(*(without_interval(row_cells[place]) if narrow else row_cells[place] for place in shown))
     console.print(table)
+    console.print(verdict(table_rows, always_failed(summaries)), markup=False, highlight=False)
     if unchanged := _without_changes(summaries):
         console.print(
             f"no decision changed anything under {', '.join(unchanged)}: what such a row shows is the configuration at "
@@ -230,9 +234,9 @@ def show(console: Console, summaries: list[dict[str, Any]], left_out: Mapping[st
 
 
 def _without_changes(summaries: list[dict[str, Any]]) -> list[str]:
-    """Policies that left every configuration as it was in all of their runs."""
+    """Policies that left every configuration as it was in all of their runs, but for those that are to hold a plan."""
     changes: dict[str, int] = {}
     for summary in summaries:
-        if "changes" in summary:
+        if "changes" in summary and not summary["policy"].startswith("constant"):
             changes[summary["policy"]] = changes.get(summary["policy"], 0) + summary["changes"]
     return [policy for policy, count in changes.items() if not count]

@@ -20,6 +20,7 @@ from autoscaler.options import options_of
 from autoscaler.platforms.quantities import configuration_from
 from autoscaler.prices import money
 from autoscaler.state.targets import Targets as Lambda
+from evaluation.comparison.tables import always_failed, failure_sentences
 from evaluation.generation import CONSTANT, Setting, constants, run_policy
 from functions.scheduling.settings import SchedulingError, Targets
 from moe.errors import MoeError
@@ -121,7 +122,8 @@ def replay(profile: Path, **options: Any) -> None:
     """Simulate a token trace on instances of a decoder that `smoe lab profile` has measured.
 
     Each instance has the machine to itself; keys and values move between them at no cost. With --policies the
-    controller scales instances and experts; cost, goodput and tails of each policy are printed.
+    controller scales instances and experts; cost, goodput and tails of each policy are printed, and how often it
+    failed. Exit status 1 where one failed in every window.
     """
     stored = load(profile)
     measured = stored.measured
@@ -186,8 +188,12 @@ def _scaled(stored: GenerationProfile, requests: list[Request], options: dict[st
         raise SmoeError(str(error)) from error
     if options["as_json"]:
         click.echo(json.dumps(summaries))
-        return
-    Console().print(_table(summaries, len(requests)))
+    else:
+        Console().print(_table(summaries, len(requests)))
+        for sentence in failure_sentences(summaries):
+            click.echo(sentence)
+    if failed := always_failed(summaries):
+        raise SmoeError("; ".join(f"{name} failed in every window ({first})" for name, first in failed.items()))
 
 
 def _setting(stored: GenerationProfile, requests: list[Request], options: dict[str, Any]) -> Setting:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -44,6 +45,8 @@ NEW_TOKENS = 32
 """Tokens that ``invoke`` has a decoder write at most by default."""
 
 _PIPELINE = click.argument("pipeline", default="minilm")
+_NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
+"""How functions may be called; most texts are not."""
 
 
 @click.command()
@@ -178,28 +181,36 @@ def deploy(pipeline: str, state: Path, gateway_url: str | None, password_file: P
 def after_deploy(name: str, where: str) -> str:
     """What to do with pipeline ``name`` that is ready; ``where``: the option that leads to its gateway."""
     return (
-        f"next: `smoe invoke --pipeline {name}{where} 'some text'` calls it, `smoe top {name}{where}` watches it, "
+        f"next: `smoe invoke {name}{where} 'some text'` calls it, `smoe top {name}{where}` watches it, "
         f"`smoe autoscale {name}{where}` scales it"
     )
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", metavar="PIPELINE")
 @state_option
 @gateway_option
 @password_option
 def remove(name: str, state: Path, gateway_url: str | None, password_file: Path | None) -> None:
-    """Remove pipeline NAME: every function whose label smoe.pipeline is NAME."""
+    """Remove PIPELINE: every function whose label smoe.pipeline is its name."""
     client = connect(state, gateway_url, password_file)
     count = lifecycle.remove_pipeline(client, name)
     if not count:
         raise SmoeError(f"no function of a pipeline called {name!r} is deployed at {client.url}")
     click.echo(f"removed {count} functions of {name}")
+    where = f" --gateway {gateway_url}" if gateway_url else _of_state(state)
+    click.echo(after_remove(name, where), err=True)
+
+
+def after_remove(name: str, where: str) -> str:
+    """What to do after pipeline ``name`` was removed; ``where``: the option that leads to its gateway."""
+    stop = "" if "--gateway" in where else f", `smoe down{where}` stops the gateway"
+    return f"next: `smoe pipeline deploy {name}{where}` deploys it again{stop}"
 
 
 @click.command()
-@click.argument("text", nargs=-1)
-@click.option("--pipeline", "--name", "name", default="minilm", help="Pipeline (function) to call.")
+@click.argument("words", metavar="[PIPELINE] [TEXT]...", nargs=-1)
+@click.option("--pipeline", "--name", "named", help="The same as PIPELINE, or any function; all words are TEXT then.")
 @click.option(
     "--max-new-tokens",
     type=click.IntRange(min=0),
@@ -221,8 +232,8 @@ def remove(name: str, state: Path, gateway_url: str | None, password_file: Path 
 @gateway_option
 @json_option
 def invoke(
-    text: tuple[str, ...],
-    name: str,
+    words: tuple[str, ...],
+    named: str | None,
     max_new_tokens: int | None,
     timeout_s: float,
     state: Path,
@@ -230,11 +241,12 @@ def invoke(
     as_json: bool,
     **sampling: float | None,
 ) -> None:
-    """Send TEXT (several are one batch; none: lines of standard input) to a pipeline and print the answer."""
-    texts = list(text) or [line.rstrip("\n") for line in sys.stdin if line.strip()]
-    if not texts:
-        raise click.UsageError("no text: give it as argument or on standard input")
+    """Send TEXT to PIPELINE (by default minilm) and print the answer; several texts are one batch.
+
+    Without TEXT the lines of standard input are sent. The first word is PIPELINE where one of that name is deployed,
+    else text, too."""
     client = GatewayClient(gateway_url) if gateway_url else GatewayClient.from_state(state)
+    name, texts = _called(client, words, named, timeout_s)
     request: dict[str, Any] = {"inputs": texts[0] if len(texts) == 1 else texts}
     with Console(stderr=True).status(f"waiting for {name}"):
         if max_new_tokens is None and client.describe(name, timeout_s).get("task") in ("causal-lm", "seq2seq-lm"):
@@ -244,7 +256,11 @@ def invoke(
         request |= {option: value for option, value in sampling.items() if value is not None}
         response = client.invoke(name, json.dumps(request).encode(), "application/json", timeout_s)
     if response.status_code >= 400:
-        hint = "; smoe status lists what is there" if response.status_code == 404 else ""
+        hint = (
+            "; smoe status lists what is there, smoe invoke PIPELINE TEXT calls it"
+            if response.status_code == 404
+            else ""
+        )
         raise GatewayRefusedError(
             f"{name} answered {response.status_code}: {response.text[:500].strip()}{hint}", response.status_code
         )
@@ -257,6 +273,20 @@ def invoke(
         click.echo(response.text)
         return
     _print_answer(document, texts)
+
+
+def _called(client: GatewayClient, words: Sequence[str], named: str | None, timeout_s: float) -> tuple[str, list[str]]:
+    """The function that ``words`` are for, and the texts among them, or on standard input. Raises click.UsageError."""
+    texts = list(words)
+    if named is None and texts and _NAME.fullmatch(texts[0]) and "task" in client.describe(texts[0], timeout_s):
+        named = texts.pop(0)
+    if not texts:
+        if sys.stdin.isatty():
+            click.echo("a text a line; Ctrl-D ends", err=True)
+        texts = [line.rstrip("\n") for line in sys.stdin if line.strip()]
+    if not texts:
+        raise click.UsageError("no text: give it as argument or on standard input")
+    return named or "minilm", texts
 
 
 @click.command()
@@ -370,9 +400,10 @@ def _next_steps(manifest: Manifest, url: str, of_state: str, targets: str = "") 
     """What to do with a pipeline that is up; ``targets``: options of a decoder's."""
     policy = f" --policy slo-aware {targets}" if targets else "" if manifest.task == "causal-lm" else " --slo-ms 1000"
     if manifest.task == "embedding":
-        first = f'try        curl -s {url}/function/{manifest.name} -d \'{{"inputs": "a sentence"}}\''
+        first = f"try        smoe invoke {manifest.name}{of_state} 'a sentence'\n"
+        first += f'           curl -s {url}/function/{manifest.name} -d \'{{"inputs": "a sentence"}}\''
     else:
-        first = f"try        smoe invoke --pipeline {manifest.name}{of_state} 'a text to go on with'"
+        first = f"try        smoe invoke {manifest.name}{of_state} 'a text to go on with'"
         if manifest.tokenizer is not None and manifest.tokenizer.chat_template:
             first += f"    or talk: smoe chat {manifest.name}{of_state}"
     return [

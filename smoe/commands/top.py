@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from autoscaler.build import build_controller
+from autoscaler.changes import describe_change
 from autoscaler.contract import Configuration, TickReport
 from autoscaler.loop import run
 from autoscaler.settings import ControllerSettings
@@ -22,7 +23,7 @@ from gateway.client.errors import GatewayClientError, GatewayRefusedError, Gatew
 from placement.errors import PlacementError
 from placement.moves.managers import Managers, read_feed_token
 from smoe.commands.options import connect, gateway_option, password_option, state_option
-from smoe.view.build import ViewBuilder, describe_change
+from smoe.view.build import ViewBuilder
 from smoe.view.instances import generation_of, rows_of, words_of
 from smoe.view.live import View
 from smoe.view.model import DecisionLine, NodeRow, ViewState

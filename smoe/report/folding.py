@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autoscaler.changes import ordered
 from smoe.report.model import Action
-from smoe.view.build import RESTATED
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Fold:
         """What changed, without the stated cost of a token where that differs."""
         first = self.actions[0]
         same = len({action.change for action in self.actions}) == 1
-        return first.change if same else _ordered(first) or RESTATED
+        return first.change if same else ordered(first.change)
 
     @property
     def why(self) -> str:
@@ -44,7 +44,7 @@ def folded(actions: Sequence[Action], least: int = 2) -> list[Fold]:
     """In the order of the first of each; fewer than ``least`` functions stay by themselves."""
     groups: dict[tuple[object, ...], list[Action]] = {}
     for action in actions:
-        key = (action.time_s, plural(action), action.kind, _ordered(action), action.applied)
+        key = (action.time_s, plural(action), action.kind, ordered(action.change), action.applied)
         groups.setdefault(key, []).append(action)
     folds: list[Fold] = []
     for group in groups.values():
@@ -56,8 +56,3 @@ def plural(action: Action) -> str:
     """What the functions of such an action are called together."""
     kind = action.node.partition("-")[0]
     return f"{kind}s" if kind in ("expert", "segment") and "_" not in action.node else "functions"
-
-
-def _ordered(action: Action) -> str:
-    """The change without the stated cost of a token, which nobody orders."""
-    return action.change.partition(RESTATED)[0].removesuffix(", ")

@@ -13,12 +13,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from autoscaler.changes import describe_change
 from autoscaler.contract import Configuration
 from autoscaler.logger import configuration_of, read
 from autoscaler.prices import PriceSheet, load_prices
 from smoe.errors import SmoeError
 from smoe.report.model import Action, ActionKind, NodeWindow, PipelineWindow
-from smoe.view.build import describe_change
 
 Rows = tuple[tuple[PipelineWindow, ...], tuple[NodeWindow, ...], tuple[Action, ...]]
 

@@ -31,7 +31,7 @@ PAGE = """<!doctype html>
  figure { background: #fff; border-radius: 8px; margin: 0; padding: 12px } img { max-width: 100%; display: block;
  margin: auto } table { border-collapse: collapse; width: 100%; background: #fff; font-size: .87rem }
  th, td { text-align: left; padding: 4px 10px; border-bottom: 1px solid #e6e9eb; vertical-align: top } th { color:
- #55636d } td.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
+ #55636d } .n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
  pre { background: #fff; padding: 12px; border-radius: 8px; overflow: auto; font-size: .8rem } details {
  margin-top: 1rem } td details { margin: 0 } td:nth-child(3) { min-width: 9.5em } </style></head><body>
 <h1>{{ title }}</h1>
@@ -46,7 +46,8 @@ PAGE = """<!doctype html>
 <figure><img alt="{{ figure.title }}" src="data:image/png;base64,{{ figure.data }}"></figure>
 {% endfor %}
 <h2>Windows above the SLO</h2>
-{% if violations %}<table><tr><th>from (s)</th><th>to (s)</th><th>P95 (ms)</th><th>answers</th></tr>
+{% if violations %}<table><tr>{% for head in ("from (s)", "to (s)", "P95 (ms)", "answers")
+%}<th class="n">{{ head }}</th>{% endfor %}</tr>
 {% for row in violations %}<tr><td class="n">{{ "%.0f"|format(row.start_s) }}</td><td class="n">{{
 "%.0f"|format(row.end_s) }}</td> <td class="n">{{ "%.1f"|format(1000 * row.p95_s) }}</td><td class="n">{{
 row.answers }}</td></tr> {% endfor %}</table>{% else %}<p>None.</p>{% endif %}
@@ -54,7 +55,7 @@ row.answers }}</td></tr> {% endfor %}</table>{% else %}<p>None.</p>{% endif %}
 {% if explained %}<ul>{% for sentence in explained %}<li>{{ sentence }}</li>{% endfor %}</ul>
 {% else %}<p>None.</p>{% endif %}
 <h2>What the controller did, and why</h2>
-{% if actions %}<table><tr><th>time (s)</th><th>function</th><th>change</th><th>reason</th></tr>
+{% if actions %}<table><tr><th class="n">time (s)</th><th>function</th><th>change</th><th>reason</th></tr>
 {% for row in actions %}<tr><td class="n">{{ "%.0f"|format(row.at_s) }}</td><td>{% if row.functions|length > 1
 %}<details><summary>{{ row.who }}</summary>{{ row.functions|join(", ") }}</details>{% else %}{{ row.who }}{% endif
 %}</td><td>{{ row.change }}{% if not row.applied %} <b>not applied</b>{% endif %}</td><td>{{ row.reason }}</td></tr>

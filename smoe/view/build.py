@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 
-from autoscaler.contract import Configuration, Decision, NodeObservation, TickReport
-from platform_words.durations import duration
+from autoscaler.changes import describe_change
+from autoscaler.contract import Decision, NodeObservation, TickReport
 from smoe.view.model import DecisionLine, ExpertCell, NodeRow, ViewState
 from traces.replay import Progress
 
@@ -81,31 +81,6 @@ class ViewBuilder:
         return change if decision.function in report.applied else f"{change} (not applied)"
 
 
-RESTATED = "a token's cost"
-"""How a change of it begins, in :func:`describe_change`, where it comes last."""
-
-
-def describe_change(present: Configuration, target: Configuration) -> str:
-    """``replicas 1 → 3, memory 256 → 512 MB``: the parts that differ, in this order; empty when none does."""
-    parts = []
-    for name, before, after, unit in (
-        ("replicas", present.replicas, target.replicas, ""),
-        ("standbys", present.standbys, target.standbys, ""),
-        ("concurrency", present.concurrency, target.concurrency, ""),
-        ("cpu", present.cpu_cores, target.cpu_cores, " cores"),
-        ("gpu", present.gpu_share, target.gpu_share, " share"),
-        ("memory", present.memory_mb, target.memory_mb, " MB"),
-    ):
-        if before != after:
-            parts.append(f"{name} {before:g} → {after:g}{unit}")
-    before_s, after_s = (None if one.burst is None else one.burst.token_s for one in (present, target))
-    if after_s is not None and before_s != after_s:
-        parts.append(f"{RESTATED} {duration(before_s, 'unknown')} → {duration(after_s, 'unknown')} of a replica")
-    if not parts and present.burst != target.burst:
-        parts.append("activation of standbys")
-    return ", ".join(parts)
-
-
 def per_hour(cost: float | None, window_s: float) -> float | None:
     """A window's cost as a rate per hour."""
     return cost / window_s * 3600 if cost is not None and window_s > 0 else None
@@ -126,4 +101,4 @@ def _cell(node: NodeObservation) -> ExpertCell:
     )
 
 
-__all__ = ["ViewBuilder", "describe_change", "per_hour"]
+__all__ = ["ViewBuilder", "per_hour"]

@@ -17,7 +17,16 @@ import requests
 from click.testing import CliRunner, Result
 
 from autoscaler.commands import autoscale
-from autoscaler.contract import Cost, Decision, GenerationObservation, Observation, Proposal, TickReport
+from autoscaler.contract import (
+    Burst,
+    Configuration,
+    Cost,
+    Decision,
+    GenerationObservation,
+    Observation,
+    Proposal,
+    TickReport,
+)
 from autoscaler.describe import line, summary
 from autoscaler.errors import UndecidedError
 from autoscaler.logger import read_contexts, read_pipeline
@@ -151,11 +160,42 @@ def report(**more: Any) -> TickReport:
 
 
 def test_a_tick_is_one_line_for_people() -> None:
-    assert line(report()) == "requests 1.0/s, P95 200 ms, $720/h, 1 changes: m 256MiB/1cpu/1x4 → 256MiB/1cpu/3x4"
+    assert line(report()) == "requests 1.0/s, P95 200 ms, $720/h, 1 change: m: replicas 1 → 3"
     failed = report(applied=(), failures={"m": "broken"}, dry_run=True)
-    assert "1 changes (dry run); 1 failed" in line(failed)
-    many = replace(report(), decisions=report().decisions * 9)
-    assert line(many).endswith("…") and line(many).count("→") == 8
+    assert "1 change (dry run); 1 failed" in line(failed)
+
+
+def change(function: str, target: Configuration) -> Decision:
+    return Decision(function, "expert-0-0", configuration(1), target, target, "load", ())
+
+
+def test_functions_with_the_same_change_are_named_once_in_a_tick() -> None:
+    replicas = [change(name, configuration(3)) for name in "abc"]
+    several = [*replicas, change("d", replace(configuration(1), memory_mb=512)), change("e", configuration(2))]
+    assert line(replace(report(), decisions=several)).endswith(
+        "5 changes: a and 2 more: replicas 1 → 3; d: memory 256 → 512 MB; e: replicas 1 → 2"
+    )
+    many = [change(f"f{count}", configuration(count)) for count in range(2, 10)]
+    assert line(replace(report(), decisions=many)).count("→") == 6
+    assert line(replace(report(), decisions=many)).endswith("f7: replicas 1 → 7 …")
+
+
+def test_a_stated_cost_that_is_another_for_each_function_is_one_change_of_a_tick() -> None:
+    decisions = [
+        Decision(name, "expert-0-0", bursting(0.002), bursting(after_s), bursting(after_s), "load", ())
+        for name, after_s in (("a", 0.003), ("b", 0.004))
+    ]
+    assert line(replace(report(), decisions=decisions)).endswith("2 changes: a and 1 more: a token's cost")
+
+
+def bursting(token_s: float) -> Configuration:
+    return replace(configuration(1), burst=Burst(1, token_s=token_s))
+
+
+def test_a_long_reason_ends_between_words() -> None:
+    text = "held " * 60
+    held = Decision("m", "ingress", configuration(1), configuration(1), configuration(1), text, ())
+    assert line(replace(report(), decisions=(held,))).endswith("held held …)")
 
 
 def test_a_tick_names_the_slo_whether_it_is_broken_and_why_nothing_changes() -> None:

@@ -205,7 +205,7 @@ def test_a_decision_s_line_for_people_has_the_change_its_reason_and_what_limited
         subject.tick(NOW_S + 5)
     reason = next(decision.reason for decision in report.decisions if decision.changes)
     first, second = (record.message for record in caplog.records)
-    assert first == f"{FUNCTION} 256MiB/1cpu/1x4 → 256MiB/1cpu/3x4: {reason}; at most 2 replicas a step"
+    assert first == f"{FUNCTION} replicas 1 → 3: {reason}; at most 2 replicas a step"
     assert second.startswith(f"{FUNCTION} stays 256MiB/1cpu/3x4, 256MiB/1cpu/5x4 desired: ")
     assert second.endswith("; cool-down of 60 s")
 

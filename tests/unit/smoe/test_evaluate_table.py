@@ -30,6 +30,7 @@ def test_names_and_values_are_whole_and_intervals_stand_where_there_is_room(
     text = console.export_text()
     heads = ("pattern", "policy", "runs", "provisioned", "busy", "SLO", "windows", "mean", "excess")
     assert all(re.search(rf"\b{head}\b", text) for head in heads), text
+    assert "within the SLO: serverlessmoe at $0.123 provisioned (bursty)." in " ".join(text.split())
     assert "serverlessmoe" in text and "12.3 %" in text and "…" not in text
     assert ("(5.0–25.0)" in text) == intervals == ("decision P99" in text)
 
@@ -37,6 +38,7 @@ def test_names_and_values_are_whole_and_intervals_stand_where_there_is_room(
 def test_policies_that_changed_nothing_in_any_run_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluate, "rows", lambda summaries: [])
     runs: list[tuple[str, int]] = [("static", 0), ("hpa", 0), ("hpa", 3), ("mine.py:make", 0), ("mine.py:make", 0)]
+    runs.append(("constant-per-layer+burst", 0))  # holds its plan
     summaries: list[dict[str, Any]] = [
         {"policy": "bound"},
         *({"policy": policy, "changes": changes} for policy, changes in runs),

@@ -20,7 +20,7 @@ class Client:
         self.task, self.asked = task, []
 
     def describe(self, name: str, timeout_s: float) -> dict[str, Any]:
-        return {"task": self.task}
+        return {"task": self.task} if name in ("mine", "minilm") else {}
 
     def invoke(self, name: str, body: bytes, kind: str, timeout_s: float) -> Any:
         self.asked.append((name, json.loads(body)))
@@ -53,6 +53,27 @@ def test_a_decoder_s_sampling_is_asked_for_as_given(
     done = CliRunner().invoke(service.invoke, ["the cat", option, "mine", *options])
     assert (done.exit_code, done.stdout) == (0, "and so on\n")
     assert client.asked == [("mine", {"inputs": "the cat", "max_new_tokens": 32, **asked})]
+
+
+@pytest.mark.parametrize(
+    ("words", "standard_input", "name", "inputs"),
+    [
+        pytest.param(["the cat"], "", "minilm", "the cat", id="text-alone"),
+        pytest.param(["mine", "the cat"], "", "mine", "the cat", id="pipeline-and-text"),
+        pytest.param(["mine", "a", "b"], "", "mine", ["a", "b"], id="pipeline-and-batch"),
+        pytest.param(["mine"], "one\n\ntwo\n", "mine", ["one", "two"], id="texts-on-standard-input"),
+        pytest.param(["cats", "mine"], "", "minilm", ["cats", "mine"], id="batch-whose-first-is-no-pipeline"),
+        pytest.param(["--pipeline", "other", "mine", "b"], "", "other", ["mine", "b"], id="option-makes-all-texts"),
+    ],
+)
+def test_the_first_word_is_the_pipeline_where_one_is_called_so(
+    words: list[str], standard_input: str, name: str, inputs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client("embedding")
+    monkeypatch.setattr(service.GatewayClient, "from_state", lambda state: client)
+    done = CliRunner().invoke(service.invoke, words, input=standard_input)
+    assert done.exit_code == 0, done.output
+    assert client.asked == [(name, {"inputs": inputs})]
 
 
 @pytest.mark.parametrize("options", [["--temperature", "-1"], ["--top-k", "-1"], ["--seed", "x"]])

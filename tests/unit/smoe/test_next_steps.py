@@ -8,6 +8,7 @@ import click
 import pytest
 
 from autoscaler import commands as autoscaling
+from moe import commands as making
 from rl.train import commands as training
 from smoe.commands import compare, evaluate, profiling, profiling_decoder, service
 from tests.docs.test_pages import command_of, commands_in
@@ -22,6 +23,10 @@ LINES = {
     "replay": replay_command.next_step("minilm", STATE),
     "autoscale": autoscaling.next_step("minilm", STATE),
     "down": service.after_down(STATE),
+    "pipeline split": making.after_split(OUT),
+    "pipeline inspect": making.after_inspect(OUT),
+    "pipeline remove": service.after_remove("minilm", ""),
+    "pipeline remove elsewhere": service.after_remove("minilm", " --gateway http://there:8080"),
     "pipeline deploy": service.after_deploy("minilm", STATE),
     "pipeline deploy elsewhere": service.after_deploy("minilm", " --gateway http://there:8080"),
 }

@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from hashlib import sha256
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -99,6 +100,19 @@ def test_a_share_of_the_requests_is_kept_by_the_seed(asked: list[str]) -> None:
 def test_what_cannot_be_simulated_is_refused(asked: list[str], more: list[str], sentence: str) -> None:
     result = run(*asked, *more)
     assert result.exit_code != 0 and sentence in str(result.exception or "") + result.output
+
+
+def test_a_policy_that_fails_in_every_window_is_counted_and_ends_the_command(asked: list[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from autoscaler.own_policy import per_function\n\ndef rule(row, window):\n    return 1 / 0\n\n"
+        "make = per_function(rule)\n"
+    )
+    own = f"{tmp_path / 'mine.py'}:make"
+    result = run(*asked, "--keep", "0.2", "--policies", f"static,{own}")
+    assert result.exit_code != 0 and f"{own} failed in every window (ZeroDivisionError" in str(result.exception)
+    (line,) = [line for line in result.output.splitlines() if "failed in" in line]
+    counted = re.match(rf"{re.escape(own)} failed in (\d+) of (\d+) windows", line)
+    assert counted and counted[1] == counted[2] != "0"
 
 
 def test_what_is_missing_is_named(asked: list[str]) -> None:

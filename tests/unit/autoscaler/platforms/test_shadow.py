@@ -87,10 +87,10 @@ def test_a_run_costs_what_the_time_between_its_ticks_did_however_long_windows_ar
     assert found.real == pytest.approx({"busy": 0.4 * 20 * 2.25, "provisioned": 3 * 20 * 2.25})
     assert found.shadow == pytest.approx({"busy": 0.4 * 20 * 2.25, "provisioned": (3 * 5 + 6 * 15) * 2.25})
     assert found.verdict() == (
-        "shadow: hpa would have cost 236.2 USD provisioned instead of 135 in 20 s (+75.0%), "
-        "would have cost 18 USD busy instead of 18 in 20 s (+0.0%)"
+        "shadow: hpa would have cost $236 provisioned instead of $135 in 20 s (+75.0%), "
+        "would have cost $18.0 busy instead of $18.0 in 20 s (+0.0%)"
     )
-    assert found.line() == "shadow: 405 instead of 202.5 in this window, 236.2 instead of 135 USD so far"
+    assert found.line() == "shadow: $405 instead of $202 in this window, $236 instead of $135 so far"
 
 
 def test_time_of_which_one_cost_is_not_known_counts_for_neither(real: FakePlatform) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from autoscaler.changes import describe_change
 from autoscaler.contract import Configuration
 from functions.dispatch.activation import Burst
 from smoe.report import figures
 from smoe.report.folding import folded
 from smoe.report.model import Action, ActionKind, Run
-from smoe.view.build import describe_change
 
 
 def action(node: str, time_s: float = 1.0, change: str = "replicas 8 → 9", reason: str = "busy") -> Action:

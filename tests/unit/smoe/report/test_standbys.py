@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from autoscaler.changes import describe_change
 from autoscaler.contract import Burst, Configuration
 from smoe.report.log import at_work, restates
-from smoe.view.build import describe_change
 
 LIMITS = {"memory_mb": 128, "cpu_cores": 1.0, "gpu_share": 0.0, "concurrency": 8}
 ROW: dict[str, Any] = {"start_s": 10.0, "end_s": 12.0, "replicas": 2, "ready_replicas": 2, "burst": None, **LIMITS}

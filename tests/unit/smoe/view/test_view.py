@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
+from autoscaler.changes import describe_change
 from autoscaler.contract import Configuration, Cost, Decision, NodeObservation, Observation, TickReport
 from smoe.commands.top import with_controller
-from smoe.view.build import ViewBuilder, describe_change
+from smoe.view.build import ViewBuilder
 from smoe.view.instances import rows_of, words_of
 from smoe.view.live import View
 from smoe.view.model import DecisionLine, ExpertCell, NodeRow, ViewState
