@@ -186,10 +186,14 @@ def _as_deployed(planned: list[Configuration], observation: Observation, functio
 
 
 def _burst(standbys: int, values: Mapping[str, Floats], place: int) -> Burst | None:
-    sleep_s = round(float(values["sleep_s"][place]), 3)
-    if not standbys and sleep_s >= ALWAYS_S:
-        return None
-    numbers = {name: round(float(values[name][place]), 3) for name in RULE}
+    each = burst_of(standbys, {name: float(values[name][place]) for name in (*RULE, "sleep_s")})
+    return each if standbys or each.sleep_s is not None else None
+
+
+def burst_of(standbys: int, values: Mapping[str, float]) -> Burst:
+    """The rule by which ``standbys`` are activated, from numbers by :data:`NAMES`, to three places."""
+    numbers = {name: round(values[name], 3) for name in RULE}
+    sleep_s = round(values["sleep_s"], 3)
     return Burst(standbys, **numbers, sleep_s=sleep_s if sleep_s < ALWAYS_S else None)
 
 

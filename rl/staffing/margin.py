@@ -26,6 +26,7 @@ NUMBERS: Mapping[str, tuple[float, float, float]] = {
     "spare": (0.1, 0.7, 1.6),
     "hold_s": (1.0, 3.0, 6.0),
     "look_back_s": (1.0, 0.5, 0.5),
+    "sleep_s": (0.5, 0.5, 60.0),
 }
 """The rule's numbers without any margin, at the start, and with all of it, by :data:`rl.staffing.action.NAMES`. Longer
 look-backs follow chance less and the load later, and a request waits meanwhile. The upper half is for replicas that

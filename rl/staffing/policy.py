@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 
 from autoscaler.checked import NotNegative, Positive, PositiveShare, Rule
-from autoscaler.contract import Burst, Configuration, Memory, Observation, Policy, Proposal
+from autoscaler.contract import Configuration, Memory, Observation, Policy, Proposal
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making
 from autoscaler.policy.work import Work, stated_costs, stating
@@ -25,11 +25,11 @@ from rl.agent.doubts import RANGES, Doubts
 from rl.agent.errors import NetworkError
 from rl.features import Encoder, calls_of
 from rl.features.ranges import Ranges
-from rl.staffing.action import AXES, NAMES, Actions, Depth, Staffing, action_of, room_of
+from rl.staffing.action import AXES, NAMES, Actions, Depth, Staffing, action_of, burst_of, room_of
 from rl.staffing.checks import LEAST_SEEN, NONE, Correction, tokens_seen, without_calls
 from rl.staffing.export import load
 from rl.staffing.features import FEATURES, StaffingEncoder
-from rl.staffing.margin import RULE, Margin
+from rl.staffing.margin import Margin
 from rl.staffing.networks import StaffingActor
 from simulation.arrays import Floats
 from simulation.engine.bursts import DEFAULT_BURSTS
@@ -146,8 +146,7 @@ class StaffingRule:
         """Those of :meth:`_depth` for every segment on cores, one at least, with the standbys of the rule at least."""
         if not self._segment_standbys:
             return {}
-        rule = {name: values[name] for name in RULE}
-        burst = Burst(self._segment_standbys, **rule)
+        burst = burst_of(self._segment_standbys, values)
         present = {
             node.function: node.configuration
             for node in observation.nodes
@@ -187,7 +186,10 @@ class LearntStaffingPolicy:
 
 def _staffing_words(configuration: Configuration, busy: float) -> str:
     """``busy``: replicas that the window's work is for."""
-    return f"work for {busy:.2g} replicas: {configuration.replicas} always run, {configuration.standbys} wait"
+    burst = configuration.burst
+    when = "while requests come" if burst is not None and burst.sleep_s is not None else "always"
+    waiting = 0 if burst is None else burst.standbys
+    return f"work for {busy:.2g} replicas: {configuration.replicas} run {when}, {waiting} wait"
 
 
 def decided(actor: StaffingActor, encoder: Encoder, batch: Batch) -> tuple[Actions, Floats]:
@@ -225,7 +227,9 @@ def _second(plan: Plan, function: str, workload: Workload) -> str:
     return f"; the second best, {what}, would cost {money(more, workload.prices.currency)} an hour more"
 
 
-MODELLED = {"load": 0.5, "standbys": 6.0, "headroom": 1.0, "spare": 0.1, "hold_s": 1.5, "look_back_s": 0.25}
+MODELLED = {
+    "load": 0.5, "standbys": 6.0, "headroom": 1.0, "spare": 0.1, "hold_s": 1.5, "look_back_s": 0.25, "sleep_s": 60.0
+}  # fmt: skip
 MEASURED = {"load": 1.0, **Margin().numbers}
 """Defaults where call times are of functions that run: chosen live, on three traces at 14 and 17 requests/s, where the
 arrivals of a quarter of a second are few and vary by half. ``load`` was chosen simulated: what the last window kept
@@ -261,8 +265,9 @@ class RuleSettings(ModelSettings):
     measured]"""
     budget: PositiveShare = 0.8
     """Part of what λ leaves the experts that a plan's mean seconds may take."""
-    sleep_s: Positive = 60.0
-    """Seconds without a request after which replicas wait for the next one; from 15 on they always run."""
+    sleep_s: Positive | None = None
+    """Seconds without a request after which replicas wait for the next one; from 15 on they always run. [default: 60
+    where calls are modelled and of decoders, 0.5 to 60 by P95 where they were measured]"""
     segment_standbys: Annotated[int, Field(ge=0, le=MAX_STANDBYS)] = 2
     """Replicas of every segment that wait, next to those that always run for ``load`` times the last window, where
     calls were measured; 0, as without standbys of experts, leaves segments to HPA."""
@@ -306,8 +311,9 @@ def make_rule(making: Making) -> Policy:
 def rule_for(making: Making, settings: RuleSettings, workload: Workload) -> StaffingRule:
     """The rule, planning with the call times of ``workload``."""
     values = settings.values(workload.measured)
-    if workload.topology.generates and settings.load is None:
-        values["load"] = MODELLED["load"]  # of steps of many texts, whose number hardly varies
+    if workload.topology.generates:
+        # Of steps of many texts, whose number hardly varies; and what holds texts under way never sleeps.
+        values |= {name: MODELLED[name] for name in ("load", "sleep_s") if getattr(settings, name) is None}
     segments = settings.segment_standbys if values["standbys"] and "segment" in making.kinds else 0
     following = Margin().numbers.keys() - settings.given.keys()
     return StaffingRule(workload, _encoder(making, workload), values, segments, following, settings.plan)

@@ -97,6 +97,9 @@ def test_segments_of_functions_that_run_get_standbys_or_are_left_to_another_poli
         segments = {node.function for node in workload.segments} & desired.keys()
         assert bool(segments) == (measured and standbys > 0)
         assert {(desired[name].replicas, desired[name].standbys) for name in segments} <= {(1, standbys)}
+        asleep = StaffingRule(workload, episode.encoder, {**VALUES, "sleep_s": 0.5}, standbys)
+        sleeping = asleep.propose(observation, observation.end_s, None).desired
+        assert all((sleeping[name].running, desired[name].running) == (0, 1) for name in segments)
         busy = (one._replace(cpu_utilisation=0.9, measured_replicas=5) for one in observation.nodes)
         loaded = rule.propose(replace(observation, nodes=tuple(busy)), observation.end_s, None).desired
         assert all(loaded[name].replicas >= 2 for name in segments), "they are no three at most"

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from autoscaler.contract import Burst, Observation
 from autoscaler.policy.work import Work
+from rl.staffing.action import burst_of
 from rl.staffing.env import StaffingEnv
 from rl.staffing.hours import encoder_of
 from rl.staffing.margin import AGAIN, BACK, NUMBERS, QUICK, RULE, START, STEPS, WINDOWS, Margin
@@ -123,6 +124,13 @@ def test_a_larger_margin_never_wants_fewer_replicas() -> None:
     assert (wanted[-1] > wanted[0])[wanted[0] > 1].all()
     for others in ([one.hold_s for one in bursts], [one.standbys for one in bursts]):
         assert others == sorted(others)
+
+
+@pytest.mark.parametrize(("size", "sleeps"), [(0, True), (START, True), (START + 1, False), (STEPS, False)])
+def test_replicas_sleep_between_requests_until_p95_has_broken_the_slo(size: int, sleeps: bool) -> None:
+    burst = burst_of(2, Margin(size).numbers)
+    assert (burst.sleep_s == 0.5, burst.sleep_s is None) == (sleeps, not sleeps)
+    assert Margin(START).common == START, "before anything is measured"
 
 
 def test_windows_that_another_policy_decided_say_nothing_but_their_level() -> None:
