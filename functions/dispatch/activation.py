@@ -63,9 +63,10 @@ class Burst:
         work = tokens_per_s * seconds_per_token
         return np.ceil(self.headroom * work + self.spare * np.sqrt(work) - 1e-9).astype(np.int64)
 
-    def held_s(self, number: int, replicas: int) -> float:
-        """How long the ``number``-th replica of all, from 0, stays after it was wanted last."""
-        return self.hold_s if self.sleep_s is None or number >= replicas else self.sleep_s
+    def held_s(self, number: int, replicas: int, under_way_s: float = 0.0) -> float:
+        """How long the ``number``-th replica of all, from 0, stays after it was wanted last; one that sleeps only
+        once requests are no longer ``under_way_s``."""
+        return self.hold_s if self.sleep_s is None or number >= replicas else self.sleep_s + under_way_s
 
     def running(self, replicas: int) -> int:
         """How many of ``replicas`` always run."""
@@ -139,10 +140,13 @@ class Standbys:
     def __post_init__(self) -> None:
         self.levels = [Level() for _ in range(self.burst.waiting(self.replicas))]
 
-    def spans(self, arrival_s: Floats, wanted: Ints, end_s: float) -> Sequence[tuple[int, float | None, float | None]]:
+    def spans(
+        self, arrival_s: Floats, wanted: Ints, end_s: float, under_way_s: float = 0.0
+    ) -> Sequence[tuple[int, float | None, float | None]]:
         """(standby, activated, released) up to ``end_s``, in order of activation, those activated before first.
 
-        ``arrival_s`` [arrivals] seconds, ``wanted`` [arrivals] replicas in all.
+        ``arrival_s`` [arrivals] seconds, ``wanted`` [arrivals] replicas in all; ``under_way_s``: how long requests
+        take, where that is known.
         """
         running = self.burst.running(self.replicas)
         extra = np.maximum(wanted, self.replicas) - running
@@ -150,7 +154,7 @@ class Standbys:
             (number, begun_s, released_s)
             for number, level in enumerate(self.levels)
             for begun_s, released_s in level.spans(
-                arrival_s[extra > number], self.burst.held_s(number + running, self.replicas), end_s
+                arrival_s[extra > number], self.burst.held_s(number + running, self.replicas, under_way_s), end_s
             )
         ]
         return sorted(spans, key=lambda span: (-np.inf if span[1] is None else span[1], span[0]))

@@ -26,12 +26,13 @@ NUMBERS: Mapping[str, tuple[float, float, float]] = {
     "spare": (0.1, 0.7, 1.6),
     "hold_s": (1.0, 3.0, 6.0),
     "look_back_s": (1.0, 0.5, 0.5),
-    "sleep_s": (0.5, 0.5, 60.0),
+    "sleep_s": (0.5, 0.5, 14.0),
 }
 """The rule's numbers without any margin, at the start, and with all of it, by :data:`rl.staffing.action.NAMES`. Longer
 look-backs follow chance less and the load later, and a request waits meanwhile. The upper half is for replicas that
 are late: calls that wait are computed as one product, so the work that CPU time shows is less than what it takes to
-let none wait."""
+let none wait. Replicas sleep at every size, at the largest after a pause that hardly occurs: whether they do makes
+them standbys, and a level of the load that changes from window to window would replace them all."""
 RULE = ("headroom", "spare", "hold_s", "look_back_s")
 """Those of them that a function has as they were ordered: how many standbys, the room decides."""
 ROUNDED = 1e-3

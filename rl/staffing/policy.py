@@ -267,7 +267,7 @@ class RuleSettings(ModelSettings):
     """Part of what λ leaves the experts that a plan's mean seconds may take."""
     sleep_s: Positive | None = None
     """Seconds without a request after which replicas wait for the next one; from 15 on they always run. [default: 60
-    where calls are modelled and of decoders, 0.5 to 60 by P95 where they were measured]"""
+    where calls are modelled and of decoders, 0.5 to 14 by P95 where they were measured]"""
     segment_standbys: Annotated[int, Field(ge=0, le=MAX_STANDBYS)] = 2
     """Replicas of every segment that wait, next to those that always run for ``load`` times the last window, where
     calls were measured; 0, as without standbys of experts, leaves segments to HPA."""

@@ -32,6 +32,9 @@ class BurstSettings:
     seconds_per_token: Mapping[str, float] | None = None
     """Function → replica-seconds a token of the pipeline costs it; None: measured in the windows before, so that
     nothing is activated in the first."""
+    stays: bool = True
+    """On one machine nothing falls asleep, either, for as long as the longest request of the window before took, as
+    the ingress lets nothing sleep while it has a request. Stage by stage that is not known."""
 
 
 DEFAULT_BURSTS = BurstSettings()
@@ -56,6 +59,7 @@ class Bursts:
         }
         given = settings.seconds_per_token
         self._given = {index[function]: seconds for function, seconds in (given or {}).items()}
+        self._longest_s = 0.0
         self._busy_s: Floats = np.zeros(len(index))
         self._tokens = 0.0
         self._first = self._last = 0
@@ -79,7 +83,7 @@ class Bursts:
         burst = standbys.burst
         seconds = self._seconds_per_token(node) if burst.token_s is None else burst.token_s
         wanted = burst.wanted(self._rate(burst.look_back_s), seconds)
-        fleet.follow(node, standbys.spans(arrival_s, wanted, end_s), self.settings.activation_s)
+        fleet.follow(node, standbys.spans(arrival_s, wanted, end_s, self._longest_s), self.settings.activation_s)
 
     def change(self, node: int, fleet: Fleet, target: Configuration, now_s: float) -> None:
         """Other standbys for a node: those beyond ``target``'s are released, the rest stays as it is."""
@@ -100,8 +104,10 @@ class Bursts:
                 fleet.release(node, number, now_s)
                 level.until_s = None
 
-    def close(self, meter: Floats) -> None:
-        """The open window's measurements: ``meter`` [nodes, METERS]."""
+    def close(self, meter: Floats, longest_s: float) -> None:
+        """The open window's measurements: ``meter`` [nodes, METERS], and what its longest request took, 0 where that
+        is not to count."""
+        self._longest_s = longest_s if self.settings.stays else 0.0
         self._busy_s = FORGET * self._busy_s + meter[:, BUSY_S]
         self._tokens = FORGET * self._tokens + float(self._requests.tokens[self._first : self._last].sum())
 

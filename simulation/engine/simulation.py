@@ -283,7 +283,7 @@ class Simulation:
         latency_s = self._left[finished] - self.requests.arrival_s[finished]
         kernel.count_spans(latency_s, CELLS, BOUNDS, self._request_histogram)
         self._in_flight -= finished.size
-        self._bursts.close(self.meter)
+        self._bursts.close(self.meter, 0.0 if self._host is None else self._longest_s(latency_s))
         start_s, self.now_s = self.now_s, self._until_s
         return Window(
             start_s=start_s,
@@ -300,6 +300,12 @@ class Simulation:
             ready_s=self.fleet.ready_s(start_s, self.now_s),
             activated_s=self.fleet.activated_s(start_s, self.now_s),
         )
+
+    def _longest_s(self, latency_s: Floats) -> float:
+        """The longest request of the window; where none was answered and some wait, the window itself."""
+        if latency_s.size:
+            return float(latency_s.max())
+        return self._until_s - self.now_s if self._in_flight else 0.0
 
     def _lay_out(self) -> list[_Stage]:
         segments, stages = len(self.workload.segments), []

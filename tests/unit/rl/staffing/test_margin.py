@@ -126,11 +126,12 @@ def test_a_larger_margin_never_wants_fewer_replicas() -> None:
         assert others == sorted(others)
 
 
-@pytest.mark.parametrize(("size", "sleeps"), [(0, True), (START, True), (START + 1, False), (STEPS, False)])
-def test_replicas_sleep_between_requests_until_p95_has_broken_the_slo(size: int, sleeps: bool) -> None:
-    burst = burst_of(2, Margin(size).numbers)
-    assert (burst.sleep_s == 0.5, burst.sleep_s is None) == (sleeps, not sleeps)
-    assert Margin(START).common == START, "before anything is measured"
+def test_replicas_sleep_at_every_size_and_the_later_the_more_p95_has_broken_the_slo() -> None:
+    """Whether they sleep at all makes them standbys: from window to window that would be other replicas."""
+    bursts = [burst_of(2, Margin(size).numbers) for size in range(STEPS + 1)]
+    sleeps_s = [burst.sleep_s for burst in bursts if burst.sleep_s is not None]
+    assert sleeps_s == sorted(sleeps_s) and len(sleeps_s) == STEPS + 1
+    assert sleeps_s[Margin().size] == 0.5 < sleeps_s[START + 1]
 
 
 def test_windows_that_another_policy_decided_say_nothing_but_their_level() -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from functions.dispatch.activation import Burst
 from simulation.engine import kernel
 from simulation.engine.bursts import BurstSettings
 from simulation.engine.errors import SimulationError
@@ -230,6 +231,7 @@ def test_agrees_with_the_event_driven_model_under_random_orders(seed: int) -> No
     bursts, settings = random_bursts(generator, functions) if seed % 2 else ({}, BurstSettings())
     orders = [(when, name, replace(target, burst=bursts.get(name))) for when, name, target in orders]
     start = with_standbys(start, bursts)
+    settings = replace(settings, stays=False)  # the model knows no window before
     simulation = Simulation(small_workload, requests, start, seed=seed, bursts=settings)
     latency, _ = simulate(simulation, [float(moment) for moment in windows], orders)
     oracle = HostModel(small_workload, requests, start, orders, seed, settings)
@@ -271,3 +273,19 @@ def test_stages_are_ordered_in_turn_on_a_shared_machine_too() -> None:
 def test_a_constant_hop_and_a_shared_machine_exclude_each_other() -> None:
     with pytest.raises(ValueError, match="with a host it must be 0"):
         workload((1,), hop_s=0.001, host=NOTHING)
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_nothing_falls_asleep_while_requests_are_under_way(stays: bool) -> None:
+    """One a second that takes a third of it: asleep 0.4 s after its arrival, or after its answer."""
+    host = Host(2.0, 1e-4, 1e-4, 1e-4, 1e-4)
+    pipeline, requests = one_expert(np.arange(0.5, 20), [5] * 20, Arithmetic(token_s=0.02))
+    pipeline = replace(pipeline, host=host, hop_s=0.0)
+    burst = Burst(0, sleep_s=0.4, token_s=0.02)
+    start = with_standbys(initial(pipeline), {EXPERT: burst})
+    simulation = Simulation(pipeline, requests, start, bursts=BurstSettings(activation_s=0.01, stays=stays))
+    first, second = simulation.advance(10.0), simulation.advance(20.0)
+    awake_s = second.activated_s[simulation.index[EXPERT]] / 10
+    took_s = float(np.median(first.latency_s))
+    assert 0.2 < took_s < 0.4
+    assert awake_s == pytest.approx(0.39 + (first.latency_s.max() if stays else 0.0), abs=0.02)
