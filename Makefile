@@ -50,9 +50,9 @@ type:
 imports:
 	$(BIN)/lint-imports
 
-test-cluster: setup  ## the contract suites on a real cluster: make test-cluster KUBECONFIG=FILE
+test-cluster: setup  ## the contract suites on a real cluster: make test-cluster KUBECONFIG=FILE [IMAGE=NAME]
 	@test -n "$(KUBECONFIG)" || { echo "say KUBECONFIG=FILE: which cluster to try"; exit 1; }
-	SMOE_TEST_KUBECONFIG=$(abspath $(KUBECONFIG)) $(BIN)/python -m pytest -m cluster tests/cluster tests/contract/platform tests/contract/gateway
+	SMOE_TEST_KUBECONFIG=$(abspath $(KUBECONFIG)) SMOE_TEST_IMAGE=$(IMAGE) $(BIN)/python -m pytest -m cluster tests/cluster tests/contract/platform tests/contract/gateway
 
 CLIENTS := $(VENV)/clients
 # Beside the main environment, whose packages it sees: some of these ask for older versions of what the project uses.

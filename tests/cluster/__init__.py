@@ -2,5 +2,5 @@
 
 Always run against the double, with kubelets and without; with ``SMOE_TEST_KUBECONFIG=FILE`` against that cluster too,
 as the contract suites are, in namespaces of their own that are made and removed. Pods need no containers: kubelets may
-be faked or absent, so nothing here calls a function.
+be faked or absent, so nothing here calls a function. ``SMOE_TEST_IMAGE=IMAGE`` names what they run where they do.
 """

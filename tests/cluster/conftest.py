@@ -15,7 +15,7 @@ from autoscaler.contract import MIB
 from autoscaler.platforms.quantities import float_quantity
 from gateway.backends.kubernetes.backend import KubernetesBackend
 from gateway.backends.kubernetes.settings import KubernetesSettings
-from tests.cluster.namespaces import CLUSTER, WAIT_S, Asking, namespaces_of
+from tests.cluster.namespaces import CLUSTER, PULL, WAIT_S, Asking, namespaces_of
 from tests.doubles.kubernetes import running
 from tests.doubles.kubernetes.cluster import Cluster
 from tests.doubles.kubernetes.kubeconfig import write_kubeconfig
@@ -80,7 +80,9 @@ async def backends(target: Target) -> AsyncIterator[Backends]:
     made: list[KubernetesBackend] = []
 
     async def start(**more: Any) -> KubernetesBackend:
-        settings = KubernetesSettings(namespace=target.namespace, kubeconfig=target.kubeconfig, **more)
+        settings = KubernetesSettings(
+            namespace=target.namespace, kubeconfig=target.kubeconfig, image_pull_policy=PULL, **more
+        )
         made.append(KubernetesBackend(settings))
         await made[-1].start()
         return made[-1]

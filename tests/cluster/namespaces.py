@@ -23,7 +23,10 @@ from gateway.backends.kubernetes.settings import KubernetesSettings
 from gateway.contract import FunctionSpec
 
 KUBECONFIG = os.environ.get("SMOE_TEST_KUBECONFIG", "")
+IMAGE = os.environ.get("SMOE_TEST_IMAGE", "")
+"""An image that the cluster has: its kubelets run containers of it, and are not helped by :class:`Kubelet`."""
 WAIT_S = 120.0 if KUBECONFIG else 30.0
+PULL = "IfNotPresent"
 REMOVED_S = 180.0
 """How long a cluster may take to empty and remove a namespace."""
 RUN = "smoe.test-run"
@@ -61,7 +64,7 @@ class Asking(KubernetesClient):
 
     def deploy(self, function: FunctionSpec, replicas: int = 1) -> None:
         """As the gateway would."""
-        settings = KubernetesSettings(namespace=self.namespace)
+        settings = KubernetesSettings(namespace=self.namespace, image_pull_policy=PULL)
         document = objects.deployment(function, settings, frozenset())
         document["spec"]["replicas"] = replicas
         made = self.create("apps/v1:deployments", document)
@@ -150,7 +153,7 @@ class Kubelet:
 
 
 class Namespaces:
-    """Makes namespaces in the cluster of a kubeconfig, and removes them; each has a :class:`Kubelet`."""
+    """Makes namespaces in the cluster of a kubeconfig, and removes them; each has a :class:`Kubelet`, or containers."""
 
     def __init__(self, kubeconfig: Path) -> None:
         self.kubeconfig = kubeconfig
@@ -167,7 +170,8 @@ class Namespaces:
         try:
             with uninterrupted():
                 asking.make_namespace({RUN: self._run})
-            self._kubelets.append(Kubelet(asking))
+            if not IMAGE:
+                self._kubelets.append(Kubelet(asking))
             yield self._asking(asking.namespace)
         finally:
             with suppress(FunctionGoneError):

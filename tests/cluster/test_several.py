@@ -42,7 +42,7 @@ async def test_functions_of_one_name_live_apart_in_two_namespaces_of_one_gateway
     annotate(team, "1")
     await until(lambda: served(backend, place))
     await backend.create(spec("f"), 1)
-    await backend.create(spec("f", namespace=place, image="team:1"), 2)
+    await backend.create(spec("f", namespace=place), 2)
 
     def ready(namespace: str) -> int:
         return len(backend.get("f", namespace).ready)

@@ -16,7 +16,7 @@ from gateway.backends.kubernetes.settings import KubernetesSettings
 from gateway.backends.process.backend import ProcessBackend
 from gateway.backends.process.settings import ProcessSettings
 from gateway.contract import Backend
-from tests.cluster.namespaces import CLUSTER, Namespaces
+from tests.cluster.namespaces import CLUSTER, IMAGE, PULL, Namespaces
 from tests.doubles.fake_backend import FakeBackend
 from tests.doubles.kubernetes import Cluster, running
 
@@ -81,11 +81,14 @@ async def kubernetes(state: Path) -> AsyncIterator[Case]:
 async def cluster(namespaces: Namespaces) -> AsyncIterator[Case]:
     """In a namespace of the cluster that ``SMOE_TEST_KUBECONFIG`` names."""
     with namespaces.one() as asking:
-        settings = KubernetesSettings(namespace=asking.namespace, kubeconfig=namespaces.kubeconfig)
+        settings = KubernetesSettings(
+            namespace=asking.namespace, kubeconfig=namespaces.kubeconfig, image_pull_policy=PULL
+        )
         backend = KubernetesBackend(settings)
         await backend.start()
         try:
-            yield Case(backend, "test/echo:1", {"smoe.live-settings": "true"}, outlives=True, answers=False)
+            image, live = IMAGE or "test/echo:1", {"smoe.live-settings": "true"}
+            yield Case(backend, image, live, outlives=True, answers=bool(IMAGE))
         finally:
             await backend.close()
 
@@ -99,7 +102,7 @@ async def case(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         async with BACKEND_FACTORIES[request.param](tmp_path / "state") as found:
             yield found
         return
-    if request.node.get_closest_marker("containers"):
-        pytest.skip("this needs pods whose containers run, and kubelets may be faked")
+    if request.node.get_closest_marker("containers") and not IMAGE:
+        pytest.skip("this needs pods whose containers run: name an image that the cluster has, SMOE_TEST_IMAGE=IMAGE")
     async with cluster(request.getfixturevalue("namespaces")) as found:
         yield found

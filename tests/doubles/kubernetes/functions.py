@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from gateway.backends.kubernetes import objects
@@ -10,12 +11,14 @@ from gateway.contract import FunctionSpec
 from tests.doubles.kubernetes.running import Running
 
 NAMESPACE = "openfaas-fn"
+IMAGE = os.environ.get("SMOE_TEST_IMAGE") or "smoe/function:1"
+"""On a cluster that runs containers, one that it has."""
 
 
 def spec(name: str, **changes: Any) -> FunctionSpec:
     """A function of pipeline ``m``: one replica of 256 MiB and one core, four calls at once, told live."""
     values: dict[str, Any] = {
-        "image": "smoe/function:1",
+        "image": IMAGE,
         "env_vars": {"max_inflight": "4", "smoe_pipeline": "m"},
         "labels": {"smoe.pipeline": "m"},
         "annotations": {"smoe.live-settings": "true"},
@@ -53,7 +56,7 @@ def openfaas_deployment(
         "containers": [
             {
                 "name": name,
-                "image": "smoe/function:1",
+                "image": IMAGE,
                 "ports": [{"name": "http", "containerPort": 8080, "protocol": "TCP"}],
                 "env": [{"name": "max_inflight", "value": "4"}, {"name": "smoe_pipeline", "value": "m"}],
                 "resources": resources,
