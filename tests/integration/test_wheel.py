@@ -8,13 +8,20 @@ import re
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from moe.preset import byte_tokenizer
+from tests.unit.moe import tiny
+
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 PACKAGES = Path(sysconfig.get_paths()["purelib"])
+RESOLVED = ROOT / ".venv" / "wheel"
+"""Environment that CI makes (`make .venv/wheel/.installed`): a wheel with what it asks for, as pip resolved it."""
+ROOMS = ("moe", "functions", "gateway", "autoscaler", "placement", "simulation", "evaluation", "rl", "traces", "smoe")
 WATCH = """
 import os, sys
 
@@ -31,26 +38,32 @@ sys.addaudithook(watch)
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
     """The environment's folder of programs, and the list of what was opened of the source tree.
 
-    Packages that the project needs come from this test's environment through a .pth file. That folder's own .pth files,
-    and so an editable installation of this tree, are not read.
+    Where CI has made none, packages that the project needs come from this test's environment through a .pth file. That
+    folder's own .pth files, and so an editable installation of this tree, are not read.
     """
     folder = tmp_path_factory.mktemp("wheel")
     _done([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder / "dist"), str(ROOT)], folder)
     (wheel,) = (folder / "dist").glob("smoe-*.whl")
     assert len(list((folder / "dist").glob("smoe-*.tar.gz"))) == 1
-    venv = folder / "venv"
-    _done([sys.executable, "-m", "venv", "--without-pip", str(venv)], folder)
-    python = venv / "bin" / "python"
-    _done([sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", str(wheel)], folder)
+    resolved = (RESOLVED / ".installed").is_file()
+    venv = RESOLVED if resolved else folder / "venv"
+    if not resolved:
+        _done([sys.executable, "-m", "venv", "--without-pip", str(venv)], folder)
+    pip = [sys.executable, "-m", "pip", "--python", str(venv / "bin" / "python")]
+    _done([*pip, "install", "--quiet", "--no-deps", "--force-reinstall", str(wheel)], folder)
     (own,) = venv.glob("lib/python*/site-packages")
-    (own / "needed.pth").write_text(f"{PACKAGES}\n")
-    opened = folder / "opened"
-    watch = WATCH.format(root=str(ROOT), venv=str(ROOT / ".venv"), packages=str(PACKAGES), log=str(opened))
+    if resolved:
+        _done([*pip, "check"], folder)
+    else:
+        (own / "needed.pth").write_text(f"{PACKAGES}\n")
+    opened, packages = folder / "opened", (RESOLVED, RESOLVED) if resolved else (ROOT / ".venv", PACKAGES)
+    watch = WATCH.format(root=str(ROOT), venv=str(packages[0]), packages=str(packages[1]), log=str(opened))
     (own / "sitecustomize.py").write_text(watch)
-    return venv / "bin", opened
+    yield venv / "bin", opened
+    (own / "sitecustomize.py").unlink()
 
 
 def _done(command: list[str], folder: Path, timeout_s: float = 600) -> str:
@@ -93,9 +106,27 @@ def test_commands_that_read_packaged_data_run_from_the_wheel(
     assert not opened.exists(), opened.read_text()
 
 
+def test_a_checkpoint_and_a_policy_of_one_s_own_run_from_the_wheel(
+    installed: tuple[Path, Path], tmp_path: Path
+) -> None:
+    smoe, opened = str(installed[0] / "smoe"), installed[1]
+    checkpoint = tiny.store(tiny.build("mixtral", vocab_size=300, eos_token_id=299), tmp_path / "checkpoint")
+    byte_tokenizer(256).save(str(checkpoint / "tokenizer.json"))
+    _done([smoe, "pipeline", "split", "checkpoint", "--out", "mine"], tmp_path)
+    _done([smoe, "up", "mine", "--port", "0", "--metrics-port", "0"], tmp_path)
+    try:
+        answer = json.loads(_done([smoe, "invoke", "mine", "the cat", "--max-new-tokens", "3", "--json"], tmp_path))
+    finally:
+        _done([smoe, "down"], tmp_path)
+    assert len(answer["outputs"]) == 1
+    assert "next: " in _done([smoe, "lab", "check-policy", "--new", "policy.py:make"], tmp_path)
+    assert "Tune every opponent" in _done([smoe, "lab", "compare", "--help"], tmp_path)
+    assert not opened.exists(), opened.read_text()
+
+
 def test_pages_that_help_texts_and_errors_name_are_installed(installed: tuple[Path, Path]) -> None:
     environment = installed[0].parent
-    modules = environment.glob("lib/python*/site-packages/*/**/*.py")
+    modules = [module for room in ROOMS for module in environment.glob(f"lib/python*/site-packages/{room}/**/*.py")]
     named = {page for module in modules for page in re.findall(r"docs/[\w-]+\.md", module.read_text())}
     assert {"docs/policies.md", "docs/models.md", "docs/own-policy.md"} <= named
     assert [page for page in named if not (environment / "share" / "doc" / "smoe" / page).is_file()] == []
@@ -103,19 +134,7 @@ def test_pages_that_help_texts_and_errors_name_are_installed(installed: tuple[Pa
 
 def test_every_module_of_the_wheel_is_its_own(installed: tuple[Path, Path], tmp_path: Path) -> None:
     programs, _ = installed
-    rooms = (
-        "moe",
-        "functions",
-        "gateway",
-        "autoscaler",
-        "placement",
-        "simulation",
-        "evaluation",
-        "rl",
-        "traces",
-        "smoe",
-    )
-    code = f"import importlib; [print(importlib.import_module(room).__file__) for room in {rooms!r}]"
+    code = f"import importlib; [print(importlib.import_module(room).__file__) for room in {ROOMS!r}]"
     files = _done([str(programs / "python"), "-c", code], tmp_path).split()
-    assert len(files) == len(rooms)
+    assert len(files) == len(ROOMS)
     assert all(Path(file).is_relative_to(programs.parent) for file in files)
