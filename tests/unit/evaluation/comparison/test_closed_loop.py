@@ -21,7 +21,7 @@ from benchmarks.closed_loop.__main__ import (
     steady_replicas,
     summaries,
 )
-from benchmarks.closed_loop.contenders import BURST, check_names, contender, turns
+from benchmarks.closed_loop.contenders import BURST, CPU_TARGET, check_names, contender, turns
 from benchmarks.closed_loop.runs import Outcome
 
 SETTING = Setting(600.0, 10.0, 0.01, 2.0, 1.7, None, None, 0, False)
@@ -108,7 +108,8 @@ def test_a_name_of_no_policy_is_refused_before_anything_is_started() -> None:
 
 def test_a_name_with_burst_is_the_same_policy_with_standbys() -> None:
     plain, bursting = contender("hpa", 2.0, 3), contender("hpa+burst", 2.0, 3)
-    assert bursting == replace(plain, table={**plain.table, "burst": BURST})
+    assert bursting == replace(plain, replicas=1, table={**plain.table, "cpu_target": CPU_TARGET, "burst": BURST})
+    assert contender("static-2+burst", 2.0, 3) == replace(contender("static-2", 2.0, 3), table={"burst": BURST})
     check_names(["hpa+burst", "static-2+burst"])
     with pytest.raises(click.BadParameter, match="no policy 'nobody\\+burst'"):
         check_names(["nobody+burst"])
