@@ -107,7 +107,7 @@ class StaffingRule:
             return replace(answer, reasons={**answer.reasons, **reasons}, memory=remembered)
         desired = {**answer.desired, **segments}
         reasons |= {
-            name: f"{_staffing_words(one, work.busy(name, observation))} ({answer.reasons[name]})"
+            name: _staffing_words(one, work.busy(name, observation)) + _second(plan, name, self._workload)
             for name, one in answer.desired.items()
         }
         stated = {name: stating(one, work.token_s.get(name)) for name, one in desired.items()}
