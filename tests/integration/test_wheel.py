@@ -83,7 +83,7 @@ def test_the_main_job_scales_experts_one_by_one_and_says_why(installed: tuple[Pa
     assert numbers["replicas"]["experts_scaled"] >= 2
     assert numbers["replicas"]["different_at_once"] >= 2
     assert any("work for" in reason for reason in numbers["actions"]["by_reason"])
-    assert numbers["replicas"]["least"] == 32, "a run begins with what is deployed, a replica of each function"
+    assert 1 <= numbers["replicas"]["least"] <= 32, "the ingress runs, the others sleep while no request comes"
     windows = re.findall(r"^t=\d+s .*expert_replicas=(\d+)", printed, re.MULTILINE)
     assert windows and windows[0] == "24", "each window has a line, with the replicas of then"
     assert (tmp_path / "smoe-demo" / "report.html").stat().st_size > 10_000

@@ -267,7 +267,7 @@ def test_a_shadow_on_the_command_line_reports_both_costs_and_writes_nothing(
     assert total["real"] == total["shadow"] > 0 and total["seconds"] > 0
     assert row["shadow"]["busy_real"] is None and row["shadow"]["total"]["busy"]["seconds"] == 0
     (verdict,) = [text for text in caplog.messages if text.startswith("shadow: ")]
-    assert "shadow: hpa would have cost" in verdict and "USD provisioned" in verdict
+    assert "shadow: hpa would have cost $" in verdict and " provisioned instead of $" in verdict
     assert writes(double) == []
 
 
