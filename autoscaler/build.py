@@ -38,7 +38,7 @@ def build_controller(settings: ControllerSettings, platform: Platform | None = N
     choice = chosen(_making(settings))
     making, settings = choice.making, choice.making.settings
     topology, limits, prices = making.topology, making.limits, making.prices
-    policy = guarded(make_policy(making, measured=True), making, measured=True)
+    policy = guarded(make_policy(making), making)
     if topology.generates:
         policy = InstancesPolicy(policy)
     auth = None if settings.password is None else (settings.user, settings.password)
@@ -82,16 +82,17 @@ def check_policy(settings: ControllerSettings) -> Choice:
 
 def _making(settings: ControllerSettings) -> Making:
     topology = load_topology(settings.manifest_dir, settings.max_functions)
-    return Making(settings, topology, _limits(settings, topology.dtype), load_prices(settings.prices or DEFAULT_SHEET))
+    prices = load_prices(settings.prices or DEFAULT_SHEET)
+    return Making(settings, topology, _limits(settings, topology.dtype), prices, measured=True)
 
 
-def guarded(policy: Policy, making: Making, *, measured: bool = False) -> Policy:
+def guarded(policy: Policy, making: Making) -> Policy:
     """``policy``, with HPA to take over from it where the settings have it watched (docs/controller.md). With the same
-    standbys, where the settings have some. ``measured``: as of :func:`autoscaler.policies.with_standbys`."""
+    standbys, where the settings have some."""
     watch = _watch(making.settings)
     if watch is None:
         return policy
-    return FallbackPolicy(policy, with_standbys(HpaPolicy(hpa_settings(making)), making, measured=measured), watch)
+    return FallbackPolicy(policy, with_standbys(HpaPolicy(hpa_settings(making)), making), watch)
 
 
 def _watch(settings: ControllerSettings) -> FallbackSettings | None:

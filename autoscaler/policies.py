@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -49,6 +49,9 @@ class Making:
     topology: Topology
     limits: LimitSettings
     prices: PriceSheet
+    measured: bool = field(default=False, kw_only=True)
+    """Functions run, or what is simulated was measured. Standbys then open by the CPU time of a token, unless texts are
+    generated; what is modelled has no quota, and takes the same either way."""
 
     @property
     def kinds(self) -> frozenset[NodeKind]:
@@ -134,23 +137,21 @@ class Making:
 Maker = Callable[[Making], Policy]
 
 
-def make_policy(making: Making, *, measured: bool = False) -> Policy:
+def make_policy(making: Making) -> Policy:
     """The policy that the settings name; where that is for experts only, HPA scales what else may be scaled; with
-    standbys where the settings have some. ``measured``: as of :func:`with_standbys`.
+    standbys where the settings have some.
 
     Raises SettingsError.
     """
-    return with_standbys(_named(making), making, measured=measured)
+    return with_standbys(_named(making), making)
 
 
-def with_standbys(policy: Policy, making: Making, *, measured: bool) -> Policy:
-    """``policy``, with standbys where the settings have some. ``measured``: for functions that run, or a simulation of
-    ones that were measured; standbys open by the CPU time of a token, unless texts are generated. What is modelled has
-    no quota, and takes the same either way. Raises SettingsError."""
+def with_standbys(policy: Policy, making: Making) -> Policy:
+    """``policy``, with standbys where the settings have some. Raises SettingsError."""
     burst = making.burst()
     if burst is None:
         return policy
-    return BurstingPolicy(policy, burst, by_cpu_time=measured and not making.topology.generates)
+    return BurstingPolicy(policy, burst, by_cpu_time=making.measured and not making.topology.generates)
 
 
 def _named(making: Making) -> Policy:

@@ -165,7 +165,7 @@ def simulated(
     settings = settings_of(contender, run, directory)
     runtime = runtime_of(settings, workload.topology.dtype)
     limits = LimitSettings(space=workload.space, alpha=settings.alpha, runtime=runtime)
-    policy = make_policy(Making(settings, workload.topology, limits, workload.prices), measured=workload.measured)
+    policy = make_policy(Making(settings, workload.topology, limits, workload.prices, measured=workload.measured))
     order = np.argsort(sent_s, kind="stable")
     sent_s, counts = sent_s[order], counts[:, order]
     initial = workload.initial(start) | run.start(contender, workload.topology, start)

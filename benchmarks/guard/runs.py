@@ -156,7 +156,7 @@ def making_for(world: Prepared, name: str, settings: RunSettings) -> Making:
         runtime_mb=workload.runtime_mb,
         fallback_windows=settings.fallback if name == settings.policy else None,
     )
-    return Making(controller, workload.topology, limits_of(workload), workload.prices)
+    return Making(controller, workload.topology, limits_of(workload), workload.prices, measured=workload.measured)
 
 
 def burst() -> Burst:

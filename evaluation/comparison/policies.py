@@ -63,8 +63,8 @@ def policy_of(name: str, workload: Workload, grid: Grid, group: Group) -> Policy
     )
     parts = (settings, workload.topology, limits_of(workload), workload.prices)
     if pipeline is None or base not in PLANNING:
-        return make_policy(Making(*parts))
-    return make_policy(MakingByProfile(*parts, pipeline, group.tokens))
+        return make_policy(Making(*parts, measured=workload.measured))
+    return make_policy(MakingByProfile(*parts, pipeline, group.tokens, measured=workload.measured))
 
 
 def _table(name: str, workload: Workload, grid: Grid, group: Group) -> Path | Mapping[str, Any] | None:

@@ -190,7 +190,8 @@ class Cache:
 
         url = f"{self._address}/{name}"
         try:
-            with fsspec.open(url, "rb", block_size=CHUNK_BYTES) as stream:
+            files, path = fsspec.url_to_fs(url)  # with fsspec.open a store gets the block size, which S3's refuses
+            with files.open(path, "rb", block_size=CHUNK_BYTES) as stream:
                 yield stream
         except (SettingsError, GeneratorExit):
             raise

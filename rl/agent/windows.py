@@ -125,4 +125,4 @@ def making_of(context: Mapping[str, Any]) -> Making:
     topology = load_topology(settings.manifest_dir, settings.max_functions)
     runtime = runtime_of(settings, topology.dtype)
     limits = LimitSettings(space=settings.space, alpha=settings.alpha, runtime=runtime)
-    return Making(settings, topology, limits, PriceSheet(**context["prices"]))
+    return Making(settings, topology, limits, PriceSheet(**context["prices"]), measured=True)

@@ -246,10 +246,10 @@ def invoke(
     Without TEXT the lines of standard input are sent. The first word is PIPELINE where one of that name is deployed,
     else text, too."""
     client = GatewayClient(gateway_url) if gateway_url else GatewayClient.from_state(state)
-    name, texts = _called(client, words, named, timeout_s)
+    name, texts, task = _called(client, words, named, timeout_s)
     request: dict[str, Any] = {"inputs": texts[0] if len(texts) == 1 else texts}
     with Console(stderr=True).status(f"waiting for {name}"):
-        if max_new_tokens is None and client.describe(name, timeout_s).get("task") in ("causal-lm", "seq2seq-lm"):
+        if max_new_tokens is None and (task or _task(client, name, timeout_s)) in ("causal-lm", "seq2seq-lm"):
             max_new_tokens = NEW_TOKENS
         if max_new_tokens:
             request["max_new_tokens"] = max_new_tokens
@@ -275,18 +275,28 @@ def invoke(
     _print_answer(document, texts)
 
 
-def _called(client: GatewayClient, words: Sequence[str], named: str | None, timeout_s: float) -> tuple[str, list[str]]:
-    """The function that ``words`` are for, and the texts among them, or on standard input. Raises click.UsageError."""
-    texts = list(words)
-    if named is None and texts and _NAME.fullmatch(texts[0]) and "task" in client.describe(texts[0], timeout_s):
-        named = texts.pop(0)
+def _called(
+    client: GatewayClient, words: Sequence[str], named: str | None, timeout_s: float
+) -> tuple[str, list[str], str | None]:
+    """The function that ``words`` are for, the texts among them, or on standard input, and the function's task where it
+    was asked for. Raises click.UsageError."""
+    texts, task = list(words), None
+    if named is None and texts and _NAME.fullmatch(texts[0]):
+        task = _task(client, texts[0], timeout_s)
+        if task is not None:
+            named = texts.pop(0)
     if not texts:
         if sys.stdin.isatty():
             click.echo("a text a line; Ctrl-D ends", err=True)
         texts = [line.rstrip("\n") for line in sys.stdin if line.strip()]
     if not texts:
         raise click.UsageError("no text: give it as argument or on standard input")
-    return named or "minilm", texts
+    return named or "minilm", texts, task
+
+
+def _task(client: GatewayClient, name: str, timeout_s: float) -> str | None:
+    """What a pipeline of that name does; None: there is none."""
+    return client.describe(name, timeout_s).get("task")
 
 
 @click.command()

@@ -21,10 +21,9 @@ from autoscaler.platforms.kubernetes.client import STRATEGIC, Object
 from gateway.backends.kubernetes import objects
 from gateway.backends.kubernetes.settings import KubernetesSettings
 from gateway.contract import FunctionSpec
+from tests.doubles.kubernetes.functions import RUN_IMAGE
 
 KUBECONFIG = os.environ.get("SMOE_TEST_KUBECONFIG", "")
-IMAGE = os.environ.get("SMOE_TEST_IMAGE", "")
-"""An image that the cluster has: its kubelets run containers of it, and are not helped by :class:`Kubelet`."""
 WAIT_S = 120.0 if KUBECONFIG else 30.0
 PULL = "IfNotPresent"
 REMOVED_S = 180.0
@@ -170,7 +169,7 @@ class Namespaces:
         try:
             with uninterrupted():
                 asking.make_namespace({RUN: self._run})
-            if not IMAGE:
+            if not RUN_IMAGE:
                 self._kubelets.append(Kubelet(asking))
             yield self._asking(asking.namespace)
         finally:

@@ -16,9 +16,10 @@ from gateway.backends.kubernetes.settings import KubernetesSettings
 from gateway.backends.process.backend import ProcessBackend
 from gateway.backends.process.settings import ProcessSettings
 from gateway.contract import Backend
-from tests.cluster.namespaces import CLUSTER, IMAGE, PULL, Namespaces
+from tests.cluster.namespaces import CLUSTER, PULL, Namespaces
 from tests.doubles.fake_backend import FakeBackend
 from tests.doubles.kubernetes import Cluster, running
+from tests.doubles.kubernetes.functions import RUN_IMAGE
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,8 @@ async def cluster(namespaces: Namespaces) -> AsyncIterator[Case]:
         backend = KubernetesBackend(settings)
         await backend.start()
         try:
-            image, live = IMAGE or "test/echo:1", {"smoe.live-settings": "true"}
-            yield Case(backend, image, live, outlives=True, answers=bool(IMAGE))
+            image, live = RUN_IMAGE or "test/echo:1", {"smoe.live-settings": "true"}
+            yield Case(backend, image, live, outlives=True, answers=bool(RUN_IMAGE))
         finally:
             await backend.close()
 
@@ -102,7 +103,7 @@ async def case(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         async with BACKEND_FACTORIES[request.param](tmp_path / "state") as found:
             yield found
         return
-    if request.node.get_closest_marker("containers") and not IMAGE:
+    if request.node.get_closest_marker("containers") and not RUN_IMAGE:
         pytest.skip("this needs pods whose containers run: name an image that the cluster has, SMOE_TEST_IMAGE=IMAGE")
     async with cluster(request.getfixturevalue("namespaces")) as found:
         yield found

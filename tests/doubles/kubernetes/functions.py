@@ -11,8 +11,9 @@ from gateway.contract import FunctionSpec
 from tests.doubles.kubernetes.running import Running
 
 NAMESPACE = "openfaas-fn"
-IMAGE = os.environ.get("SMOE_TEST_IMAGE") or "smoe/function:1"
-"""On a cluster that runs containers, one that it has."""
+RUN_IMAGE = os.environ.get("SMOE_TEST_IMAGE", "")
+"""An image that the cluster has: its kubelets run containers of it, and need no double's help."""
+IMAGE = RUN_IMAGE or "smoe/function:1"
 
 
 def spec(name: str, **changes: Any) -> FunctionSpec:

@@ -14,6 +14,7 @@ from pathlib import Path
 import fsspec
 import pytest
 import torch
+from fsspec.implementations.memory import MemoryFileSystem
 
 from functions import applications
 from functions.app import FunctionApp
@@ -82,6 +83,32 @@ def test_a_memory_store_works_as_files_do(store: Path, tmp_path: Path) -> None:
     for path in (store / "pipeline.json", weights_file(store)):
         memory.pipe(f"/bucket/p/{path.relative_to(store)}", path.read_bytes())
     provided = provide(settings("memory://bucket/p", tmp_path / "cache"), prove=True)
+    assert weights_file(provided.pipeline_dir).read_bytes() == weights_file(store).read_bytes()
+    memory.rm("/bucket", recursive=True)
+
+
+class StoreWithoutOptions(MemoryFileSystem):  # type: ignore[misc]
+    """As S3's: what it is made of are an account's settings, and nothing about how a file is read."""
+
+    protocol = "strict"
+    cachable = False
+
+    def __init__(self, *, account: str = "") -> None:
+        super().__init__()
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.removeprefix("strict://")))
+
+
+def test_a_store_that_takes_no_options_of_reading_serves(store: Path, tmp_path: Path) -> None:
+    fsspec.register_implementation("strict", StoreWithoutOptions, clobber=True)
+    memory = StoreWithoutOptions()
+    with pytest.raises(WeightsError, match=r"strict://bucket/p/pipeline\.json does not exist"):
+        provide(settings("strict://bucket/p", tmp_path / "cache"), prove=True)
+    for path in (store / "pipeline.json", weights_file(store)):
+        memory.pipe(f"/bucket/p/{path.relative_to(store)}", path.read_bytes())
+    provided = provide(settings("strict://bucket/p", tmp_path / "cache"), prove=True)
     assert weights_file(provided.pipeline_dir).read_bytes() == weights_file(store).read_bytes()
     memory.rm("/bucket", recursive=True)
 
