@@ -45,7 +45,7 @@ COPY simulation ./simulation
 COPY evaluation ./evaluation
 COPY rl ./rl
 
-USER app
+USER 12000
 # Numba keeps what it compiled; the root file system may be read-only, /tmp never is.
 ENV NUMBA_CACHE_DIR=/tmp/numba \
     MALLOC_ARENA_MAX=2 \

@@ -52,9 +52,11 @@ COPY platform_words ./platform_words
 ARG PIPELINES=deploy/pipelines
 COPY ${PIPELINES} /var/smoe/pipelines
 
-USER app
-# Numba keeps what it compiled; the root file system may be read-only, /tmp never is.
+# app by its number, which a cluster that asks for `runAsNonRoot` can check.
+USER 12000
+# What numba compiled and other libraries keep; the root file system is read-only in a pipeline's pods, /tmp never is.
 ENV NUMBA_CACHE_DIR=/tmp/numba \
+    HOME=/tmp \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     OMP_NUM_THREADS=1 \

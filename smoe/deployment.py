@@ -148,6 +148,7 @@ def render_stack(
             "annotations": {**deployment["annotations"], **_gpu_profile(deployment)},
             "limits": deployment["limits"],
             "requests": deployment["requests"],
+            "readonly_root_filesystem": deployment["readOnlyRootFilesystem"],
         }
     stack = {
         "version": "1.0",
@@ -208,6 +209,7 @@ def _base(
         "annotations": {RETRY_ATTEMPTS: "3", READS_LIVE_SETTINGS: "true"},
         "limits": resources,
         "requests": {"memory": f"{memory_mib}Mi", "cpu": f"{REQUEST_MILLICORES}m"},
+        "readOnlyRootFilesystem": True,
     }
 
 

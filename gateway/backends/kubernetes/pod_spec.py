@@ -57,9 +57,6 @@ def pod_of(spec: FunctionSpec, settings: KubernetesSettings, pull_secrets: froze
     resources = {
         kind: dict(amounts) for kind, amounts in (("limits", spec.limits), ("requests", spec.requests)) if amounts
     }
-    security: Object = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": spec.read_only_root_filesystem}
-    if settings.run_as_user is not None:
-        security |= {"runAsUser": settings.run_as_user, "runAsNonRoot": settings.run_as_user != 0}
     container = {
         "name": spec.name,
         "image": spec.image,
@@ -68,12 +65,13 @@ def pod_of(spec: FunctionSpec, settings: KubernetesSettings, pull_secrets: froze
         "env": _environment(spec, settings),
         "resources": resources,
         "resizePolicy": [{"resourceName": resource, "restartPolicy": "NotRequired"} for resource in RESIZED],
-        "securityContext": security,
+        "securityContext": _security(spec, settings),
         "lifecycle": {"preStop": {"sleep": {"seconds": SETTLE_S}}},
         **probes(spec),
     }
     pod: Object = {
         "containers": [container],
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": grace_s(spec),
         "tolerations": [
@@ -92,6 +90,18 @@ def pod_of(spec: FunctionSpec, settings: KubernetesSettings, pull_secrets: froze
     if pull_secrets:
         pod["imagePullSecrets"] = [{"name": name} for name in sorted(pull_secrets)]
     return pod
+
+
+def _security(spec: FunctionSpec, settings: KubernetesSettings) -> Object:
+    """A container's rights. Its user is the image's, unless the gateway was given one."""
+    security: Object = {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": spec.read_only_root_filesystem,
+    }
+    if settings.run_as_user is not None:
+        security |= {"runAsUser": settings.run_as_user, "runAsNonRoot": settings.run_as_user != 0}
+    return security
 
 
 def _environment(spec: FunctionSpec, settings: KubernetesSettings) -> list[Object]:

@@ -26,7 +26,11 @@ def test_numba_keeps_what_it_compiled_where_a_read_only_container_may_write(name
     assert "ENV NUMBA_CACHE_DIR=/tmp/" in (ROOT / "deploy" / f"{name}.Dockerfile").read_text()
 
 
+def test_libraries_keep_their_files_where_a_function_may_write() -> None:
+    assert re.search(r"^    HOME=/tmp ", (ROOT / "deploy" / "function.Dockerfile").read_text(), re.M)
+
+
 @pytest.mark.parametrize("name", ["function", "control"])
 def test_an_image_lists_its_packages_before_pip_goes(name: str) -> None:
     steps = (ROOT / "deploy" / f"{name}.Dockerfile").read_text()
-    assert "-o /opt/venv/sbom.json" in steps and "useradd" in steps and "\nUSER app\n" in steps
+    assert "-o /opt/venv/sbom.json" in steps and "useradd" in steps and "\nUSER 12000\n" in steps

@@ -62,7 +62,7 @@ print(*(top for top, dists in tops.items() if any(d.lower().replace("_", "-") in
 
 def test_the_image_runs_as_another_user_than_root_behind_the_watchdog() -> None:
     lines = (ROOT / "deploy/function.Dockerfile").read_text().splitlines()
-    assert lines.index("USER app") < lines.index('CMD ["fwatchdog"]')
+    assert lines.index("USER 12000") < lines.index('CMD ["fwatchdog"]')
     assert any("of-watchdog" in line and line.startswith("ARG") for line in lines)
     for source in (line.split()[1] for line in lines if line.startswith("COPY ") and "--from" not in line):
         assert source.startswith("${") or (ROOT / source).exists()

@@ -12,6 +12,9 @@ from click.testing import CliRunner
 
 from functions.scheduling.settings import Targets
 from functions.serving.settings import schedule_settings
+from gateway.backends.kubernetes import objects
+from gateway.backends.kubernetes.settings import KubernetesSettings
+from gateway.specs import parse_deployment
 from moe.manifest import Manifest, load
 from platform_words.labels import NODES_LABEL, SCALE_MIN
 from platform_words.memory import CONTAINER, FORKED
@@ -126,6 +129,20 @@ def test_no_limit_equals_a_request_so_that_pods_keep_their_class_of_service(mani
         assert 0 < least < cpu == 50
 
 
+def test_a_pod_of_a_pipeline_writes_to_tmp_and_the_cache_of_weights_alone(manifest: Manifest) -> None:
+    """The watchdog keeps its lock in /tmp and ends where it cannot write there."""
+    cluster = KubernetesSettings(
+        feed_url="http://g/", feed_secret="f", caller_secret="c", pipelines_claim="p", weights_cache="/w"
+    )
+    for one in function_deployments(manifest):
+        pod = objects.deployment(parse_deployment(one), cluster, frozenset())["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        writable = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"] if not mount["readOnly"]}
+        assert writable == {"temp": "/tmp", "weights-cache": "/var/smoe/cache"}
+        assert {"name": "temp", "emptyDir": {}} in pod["volumes"]
+
+
 def test_the_committed_stack_file_is_current(manifest: Manifest) -> None:
     assert (ROOT / "stack.yml").read_text() == render_stack(manifest, DeploymentSettings(runtime=CONTAINER))
 
@@ -136,6 +153,7 @@ def test_the_stack_file_holds_what_faas_cli_needs(manifest: Manifest) -> None:
     assert stack["provider"] == {"name": "openfaas", "gateway": "http://gateway.example:8080"}
     for function in stack["functions"].values():
         assert function["image"] and set(function["limits"]) == {"memory", "cpu"}
+        assert function["readonly_root_filesystem"] is True
         assert all(isinstance(value, str) for value in function["labels"].values())
 
 

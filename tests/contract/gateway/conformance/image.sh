@@ -66,7 +66,7 @@ container() { # NAME, its environment: start it in its namespace as the kubelet 
   limited "$name"
   (
     for folder in "${cgroups[@]}"; do case $folder in */smoe-"$name") echo $BASHPID >"$folder/cgroup.procs" ;; esac; done
-    exec ip netns exec "smoe-$name" chroot --userspec=12000:12000 "$files" /usr/bin/env -i "${image[@]}" HOME=/tmp "$@" \
+    exec ip netns exec "smoe-$name" chroot --userspec=12000:12000 "$files" /usr/bin/env -i "${image[@]}" "$@" \
       sh -c 'cd /home/app && ! touch . 2>/dev/null && exec fwatchdog'
   ) >"$work/$name.log" 2>&1 &
   disown

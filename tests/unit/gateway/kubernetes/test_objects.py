@@ -210,9 +210,12 @@ def test_concurrency_restarts_a_function_that_reads_only_its_environment() -> No
 
 def test_a_functions_pod_has_no_account_s_token_and_gains_no_rights() -> None:
     made = deployment(spec("f", read_only_root_filesystem=True))
-    assert made["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
+    pod = made["spec"]["template"]["spec"]
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}}
     security = container(made)["securityContext"]
     assert (security["allowPrivilegeEscalation"], security["readOnlyRootFilesystem"]) == (False, True)
+    assert security["capabilities"] == {"drop": ["ALL"]}
 
 
 def test_a_function_has_its_image_s_user_unless_the_gateway_was_given_one() -> None:
