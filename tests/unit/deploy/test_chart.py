@@ -170,7 +170,8 @@ OTHERS: list[tuple[str, Any]] = [
     ("gateway.service.type", "LoadBalancer"), ("gateway.resources", {"limits": {"cpu": 0.5, "memory": "2Gi"}}),
     ("gateway.nodeSelector", {"disk": "ssd"}), ("gateway.tolerations", [{"key": "a", "operator": "Exists"}]),
     ("controller.enabled", False), ("controller.replicas", 1), ("controller.pipeline", "switch"),
-    ("controller.pipelinesClaim", "models"), ("controller.interval", "500ms"), ("controller.sloMs", 250.5),
+    ("controller.manifest", '{"name": "m"}'), ("controller.pipelinesClaim", "models"),
+    ("controller.interval", "500ms"), ("controller.sloMs", 250.5),
     ("controller.extraArgs", ["--dry-run"]), ("controller.resources", {"limits": {"memory": "2Gi"}}),
     ("controller.nodeSelector", {"zone": "1"}),
     ("controller.tolerations", [{"key": "b", "value": "true", "effect": "NoSchedule"}]),
@@ -247,6 +248,32 @@ def test_generated_credentials_share_the_feeds_token_and_stay() -> None:
 
 
 @with_helm
+def test_one_command_brings_the_controller_its_pipeline() -> None:
+    text = '{\n  "name": "m: # {{ 1 }}"\n}\n'
+    given, claimed = rendered(
+        *((changed(("controller.pipeline", "m"), one), "openfaas")
+          for one in (("controller.manifest", text), ("controller.pipelinesClaim", "models")))
+    )  # fmt: skip
+    assert given["ConfigMap", "openfaas", "smoe-pipeline"]["data"] == {"pipeline.json": text}
+    for objects, folder in ((given, "/var/smoe/pipelines/m"), (claimed, "/var/smoe/pipelines")):
+        pod = objects["Deployment", "openfaas", "smoe-controller"]["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        assert "--manifest=/var/smoe/pipelines/m" in container["args"]
+        assert [one["mountPath"] for one in container["volumeMounts"] if "pipelines" in one["mountPath"]] == [folder]
+    assert [one for one in claimed if one[2] == "smoe-pipeline"] == []
+
+
+@with_helm
+def test_who_brings_no_pipeline_is_shown_the_command_that_does() -> None:
+    values = [{}, changed(("controller.manifest", "{}")), changed(("controller.enabled", False))]
+    notes = [
+        text for one in helm("render", [(one, "ns") for one in values]) for path, text in one.items() if "NOTES" in path
+    ]
+    command = "kubectl -n ns create configmap smoe-pipeline --from-file=.smoe/pipelines/minilm/pipeline.json"
+    assert [command in text for text in notes] == [True, False, False]
+
+
+@with_helm
 def test_a_package_holds_the_files_that_the_folder_links_to(tmp_path: Path) -> None:
     assert parsed(helm("package", [str(tmp_path)])) == [by_default()]
 
@@ -277,7 +304,8 @@ BAD: list[Object] = [
         ("gateway.tolerations", [{"effect": "Never"}]), ("gateway.nodeSelector", {"a": 1}),
         ("image.tag", "a b"), ("image.tag", 1.0), ("image.pullPolicy", "Sometimes"), ("image.repository", ""),
         ("credentials.secret", "Mine"), ("credentials.generate", "yes"), ("controller.pipeline", "../secrets"),
-        ("controller.pipeline", ""), ("controller.interval", "5"), ("controller.interval", 5),
+        ("controller.pipeline", ""), ("controller.manifest", "pipeline.json"), ("controller.pipelinesClaim", "a_b"),
+        ("controller.interval", "5"), ("controller.interval", 5),
         ("controller.sloMs", 0), ("prometheus.enabled", False), ("prometheus.url", "ftp://a"),
         ("prometheus.retention", "long"), ("prometheus.claim", "a_b"), ("networkPolicies", None),
         ("dashboard.labels", ["a"]),

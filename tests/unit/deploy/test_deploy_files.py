@@ -88,10 +88,16 @@ def generated() -> set[str]:
     return {maker["name"] for maker in makers}
 
 
-def test_config_maps_that_pods_mount_are_made() -> None:
+def test_config_maps_that_pods_mount_are_made_here_or_by_a_command_that_their_file_names() -> None:
     volumes = [one for deployment in of_kind("Deployment") for one in deployment["spec"]["template"]["spec"]["volumes"]]
     mounted = {volume["configMap"]["name"] for volume in volumes if "configMap" in volume}
-    assert mounted and mounted <= generated()
+    by_hand = re.findall(r"create configmap (\S+)", (DEPLOY / "kubernetes" / "controller.yaml").read_text())
+    assert mounted == {"smoe-prometheus", *by_hand} and mounted - generated() == set(by_hand)
+
+
+def test_the_controller_reads_its_pipeline_where_it_is_mounted() -> None:
+    mounts = {mount["name"]: mount["mountPath"] for mount in container("controller")["volumeMounts"]}
+    assert f"--manifest={mounts['pipeline']}" in container("controller")["args"]
 
 
 def test_components_add_flags_that_exist_to_what_is_there() -> None:
