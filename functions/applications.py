@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from functions.dispatch.resolvers import FeedResolver, Resolver, TemplateResolver
-from functions.serving import expert_nodes
+from functions.serving import expert_nodes, limits
 from functions.serving.relay import Relay
 from functions.serving.server import ServerSettings
 from functions.serving.settings import FunctionSettings, SettingsError
-from functions.serving.token_bound import TokenBound, memory_limit
+from functions.serving.token_bound import TokenBound
 from functions.serving.weights import provide
 from functions.wire.messages import Application
 from moe.grouping import group
@@ -65,14 +65,17 @@ def build(
 
         ingress = Ingress(manifest, settings, loop, tokenizer, tokens)
         ingress.follow(resolver_for(settings, manifest))
-        log.info("ingress of %s: texts of at most %s tokens", manifest.name, _most_tokens(manifest))
+        _log_start(settings, manifest, f"texts of at most {_most_tokens(manifest)} tokens")
         return ingress
     application = relaying(_of_nodes(manifest, settings, loop, bounds, tokens), settings, loop, tokens)
     weights = sum(manifest.node(node).parameter_bytes for node in settings.nodes)
-    names = ", ".join(settings.nodes)
-    where = f"{weights / 2**20:.1f} MiB of weights on the {settings.device.kind}"
-    log.info("%s of %s: %s, %s", names, manifest.name, where, _slots(settings))
+    _log_start(settings, manifest, f"{weights / MIB:.1f} MiB of weights on the {settings.device.kind}")
     return application
+
+
+def _log_start(settings: FunctionSettings, manifest: Manifest, what: str) -> None:
+    names = ", ".join(settings.nodes)
+    log.info("%s of %s: %s, %s; %s", names, manifest.name, what, _slots(settings), limits.in_words())
 
 
 def bound_bodies(bounds: ServerSettings, manifest: Manifest, settings: FunctionSettings) -> None:
@@ -110,7 +113,7 @@ def token_bound(
         fixed = runtime.of(frozenset(node.kind for node in nodes)) * MIB + sum(node.parameter_bytes for node in nodes)
         each = 2 * max(node.bytes_in_per_token + node.bytes_out_per_token for node in nodes)
     keeps = manifest.task == "causal-lm" and any(node.kind == "segment" for node in nodes)
-    kept, read = (settings.kv_mb * MIB if keeps else 0), limit or memory_limit()
+    kept, read = (settings.kv_mb * MIB if keeps else 0), limit or limits.memory_limit()
     least = max(CALL_TOKENS, manifest.tokenizer.max_tokens if manifest.tokenizer else 0)
 
     def fitting() -> int | None:

@@ -1,7 +1,7 @@
 """How many tokens a function takes at once: what its memory was sized for, and fewer once its memory limit is lowered.
 
 A controller lowers limits of running replicas, on the process backend as on Kubernetes, and whoever deploys a function
-may give it less than Eq. (2) of the sMoE paper asks. The kernel's limit of this very process is what counts.
+may give it less than Eq. (2) of the sMoE paper asks. The kernel's limit of this process counts (``limits``).
 """
 
 from __future__ import annotations
@@ -9,13 +9,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 log = logging.getLogger(__name__)
 LOOK_EVERY_S = 0.1
 """The limit is read no more often; a hop of a pass takes a third of a millisecond."""
-UNLIMITED = 1 << 60
-_ROOT, _LISTING = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 class TokenBound:
@@ -53,34 +50,3 @@ class TokenBound:
         if self._most == self._sized:
             return "smoe_max_tokens"
         return f"its memory limit was lowered or is too low for smoe_max_tokens, {self._sized}"
-
-
-def memory_limit(root: Path = _ROOT, listing: Path = _LISTING) -> Callable[[], int | None]:
-    """What reads the memory limit of this process's cgroup in bytes, version 1 or 2; None without one."""
-    path = _limit_file(root, listing)
-
-    def read() -> int | None:
-        try:
-            text = path.read_text().strip() if path is not None else "max"
-        except OSError:
-            return None
-        limit = UNLIMITED if text == "max" else int(text)
-        return None if limit >= UNLIMITED else limit
-
-    return read
-
-
-def _limit_file(root: Path, listing: Path) -> Path | None:
-    try:
-        lines = [line.split(":", 2) for line in listing.read_text().splitlines()]
-    except OSError:
-        return None
-    files = {"": (root, "memory.max"), "memory": (root / "memory", "memory.limit_in_bytes")}
-    for _, controllers, path in lines:
-        for controller in controllers.split(","):
-            mount, name = files.get(controller, (root, ""))
-            inside = mount / path.lstrip("/")
-            folder = inside if inside.is_dir() else mount  # a container shows its own part alone
-            if name and (folder / name).is_file():
-                return folder / name
-    return None

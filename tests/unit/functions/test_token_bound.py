@@ -16,39 +16,12 @@ from functions.serving.kept_pages import KeptPages
 from functions.serving.node_host import NodeHost
 from functions.serving.server import ServerSettings
 from functions.serving.settings import FunctionSettings
-from functions.serving.token_bound import LOOK_EVERY_S, TokenBound, memory_limit
+from functions.serving.token_bound import LOOK_EVERY_S, TokenBound
 from moe.manifest import load
 from platform_words.memory import CALL_TOKENS, CONTAINER, FORKED, MIB, RuntimeMemory
 from smoe.deployment import DeploymentSettings, function_deployments
 from tests.unit.functions.conftest import turns
 from tests.unit.functions.test_node_host import Asker, programs, tensors_of
-
-LAYOUTS = {
-    "version 2": ("0::/a/b\n", "a/b/memory.max"),
-    "version 2 in a container": ("0::/\n", "memory.max"),
-    "version 1": ("4:memory:/a/b\n3:cpu,cpuacct:/other\n0::/\n", "memory/a/b/memory.limit_in_bytes"),
-    "version 1 in a container": ("4:memory:/docker/x\n", "memory/memory.limit_in_bytes"),
-}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_limit_is_that_of_this_process_s_cgroup_and_is_read_again(tmp_path: Path, layout: str) -> None:
-    own, name = LAYOUTS[layout]
-    (tmp_path / "listing").write_text(own)
-    file = tmp_path / "root" / name
-    file.parent.mkdir(parents=True)
-    for text, limit in (("1048576\n", 1048576), ("max\n", None), ("9223372036854771712\n", None), ("4096\n", 4096)):
-        file.write_text(text)
-        read = memory_limit(tmp_path / "root", tmp_path / "listing")
-        assert read() == limit
-    file.write_text("8192\n")
-    assert read() == 8192
-    file.unlink()
-    assert read() is None
-
-
-def test_where_there_is_no_cgroup_nothing_limits(tmp_path: Path) -> None:
-    assert memory_limit(tmp_path, tmp_path / "none")() is None
 
 
 def test_a_bound_is_looked_at_now_and_then_and_its_changes_are_reported() -> None:
