@@ -92,6 +92,44 @@ async def test_new_limits_are_set_on_live_pods_and_on_those_that_come_later(targ
     await until(lambda: target.limits() == [(512, 2)] * 3)
 
 
+@pytest.mark.parametrize("replicas", [2, 4], ids=["after a resize", "after a scale-up, too"])
+async def test_pods_that_are_killed_all_come_back_with_what_they_have_today(
+    target: Target, backends: Backends, replicas: int
+) -> None:
+    backend = await backends()
+    await backend.create(F, 2)
+    await until(lambda: all_ready(backend, 2))
+    await backend.update(replace(MORE, env_vars={**F.env_vars, "max_inflight": "9"}))
+    await until(lambda: _new_pods_start_with(target, "512Mi") and target.limits() == [(512, 2)] * 2)
+    await backend.scale("f", DEFAULT_NAMESPACE, replicas)
+    await until(lambda: all_ready(backend, replicas))
+    killed = target.names()
+    for name in killed:
+        target.asking.delete(f"pods/{name}", gracePeriodSeconds=0)
+
+    def back() -> bool:
+        pods = target.pods()
+        settings = [pod["metadata"]["annotations"]["smoe.settings"] for pod in pods]
+        return (
+            all_ready(backend, replicas)
+            and not killed & target.names()
+            and target.limits() == [(512, 2)] * replicas
+            and settings == ['{"max_inflight":9}'] * replicas
+        )
+
+    await until(back)
+    assert len(killed) == replicas
+    assert [one["restartCount"] for pod in target.pods() for one in pod["status"]["containerStatuses"]] == [
+        0
+    ] * replicas
+
+
+def _new_pods_start_with(target: Target, memory: str) -> bool:
+    spec = target.deployment()["spec"]
+    (container,) = spec["template"]["spec"]["containers"]
+    return not spec.get("paused") and container["resources"]["limits"]["memory"] == memory
+
+
 async def test_concurrency_reaches_live_pods(target: Target, backends: Backends) -> None:
     backend = await backends()
     await backend.create(F, 1)
