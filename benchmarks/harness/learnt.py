@@ -11,6 +11,7 @@ from rl.agent.ddpg.exploration import decide as decide_by
 from rl.agent.export import load
 from rl.episodes import Episode
 from rl.train.display import line_of
+from rl.train.limit import Limit
 from rl.train.parallel_episodes import Actions, Decide
 from rl.train.run import Run
 from rl.train.settings import TrainingSettings
@@ -46,6 +47,6 @@ def teaching(settings: TeacherSettings) -> Decide:
 
 def trained(settings: TrainingSettings, minutes: float, out: Path, name: str = "") -> Run:
     """A run of ``smoe lab train`` that goes on where it was; its validations are printed, with ``name`` in front."""
-    run = Run(settings, out)
-    run.go(minutes, on_validation=lambda entry: click.echo(f"{name}{line_of(entry)}", err=True))
+    run = Run(settings, out, limit=Limit(minutes))
+    run.go(lambda entry: click.echo(f"{name}{line_of(entry)}", err=True))
     return run

@@ -110,8 +110,9 @@ def hour_of(episode: Episode) -> Hour:
 class Hours:
     """Deployments of the first hour's experts, judged on all hours together: what a search asks."""
 
-    def __init__(self, hours: Sequence[Hour], trials: int) -> None:
-        self.hours, self.trials = hours, dict[tuple[Configuration, ...], Trial]()
+    def __init__(self, hours: Sequence[Hour], trials: int, look: Callable[[], object] = lambda: None) -> None:
+        """``look`` is called before each trial, and may raise."""
+        self.hours, self.trials, self._look = hours, dict[tuple[Configuration, ...], Trial](), look
         self.spent = False
         """Whether something was left untried."""
         self._most_trials = trials
@@ -143,6 +144,7 @@ class Hours:
         return key, self.trials[key]
 
     def _judge(self, key: tuple[Configuration, ...]) -> Trial:
+        self._look()
         costs, values = zip(*(hour.outcome(key) for hour in self.hours), strict=True)
         every = [value for part in values for value in part]
         cost, tail = float(np.mean(costs)), tail_s(every)

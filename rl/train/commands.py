@@ -12,6 +12,8 @@ from rich.console import Console
 
 from autoscaler.options import options_of
 from rl.train.display import Display, interruptible
+from rl.train.errors import TrainingError
+from rl.train.limit import Limit
 from rl.train.run import BEST, Run
 from rl.train.settings import TrainingSettings
 from simulation.workloads.custom_options import custom_options, custom_pipelines, refuse_other_machines, slos_option
@@ -42,7 +44,7 @@ DEFAULT = TrainingSettings()
     type=click.FloatRange(0.1, 1e5),
     default=40.0,
     show_default=True,
-    help="Minutes of processor time after which it stops.",
+    help="Minutes of processor time after which it stops, whatever it does then.",
 )
 @options_of(TrainingSettings)
 @click.option(
@@ -77,16 +79,19 @@ def train(
     console = Console(stderr=True)
     kept = f"minutes, the first time; kept in {out / 'cache'}"
     console.print(f"choosing hours to validate on, in which some configuration keeps the SLO ({kept})")
-    run = Run(settings, out, traces, log, lambda name, clips: console.print(f"{name}: {clips} hours"))
-    for note in run.validator.notes():
-        console.print(note)
-    with interruptible(console) as stop, Display(console, settings.windows, minutes, run) as display:
-        run.go(minutes, display.window, display.validation, stop.is_set)
+    with interruptible(console) as stop:
+        limit = Limit(minutes, stop.is_set)
+        with Display(console, limit, settings.windows) as display:
+            run = Run(settings, out, traces, log, lambda name, clips: console.print(f"{name}: {clips} hours"), limit)
+            for note in run.validator.notes():
+                console.print(note)
+            run.go(display.validation)
     (out / "curve.json").write_text(json.dumps(run.progress.curve, indent=1))
-    click.echo(
-        f"{out / BEST}: {run.agent.num_timesteps} windows, {run.progress.minutes:.1f} minutes of one core, "
-        + ("not judged yet" if run.progress.best is None else f"best score {run.progress.best:.3f}")
-    )
+    spent = f"{run.agent.num_timesteps} windows, {run.progress.minutes:.1f} minutes of one core"
+    if not (out / BEST).is_file():
+        raise TrainingError(f"no actor yet: {spent}; the same command with more --minutes goes on")
+    judged = "not judged yet" if run.progress.best is None else f"best score {run.progress.best:.3f}"
+    click.echo(f"{out / BEST}: {spent}, {judged}")
     click.echo(next_step(out), err=True)
 
 

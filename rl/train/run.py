@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import platform
-import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -33,6 +33,7 @@ from rl.features import NODE_FEATURES, PIPELINE_FEATURES
 from rl.features.ranges import Ranges
 from rl.train import online
 from rl.train.errors import TrainingError
+from rl.train.limit import Limit, StoppedError
 from rl.train.parallel_episodes import Actions
 from rl.train.rounds import Rounds, Tally
 from rl.train.settings import TrainingSettings
@@ -54,7 +55,9 @@ class Progress:
 
     rounds: int = 0
     processor_s: float = 0.0
-    """Processor time of warm start, rounds and updates; validation is next to it, as it makes nothing better."""
+    """Processor time of everything, the choice of hours and validation too."""
+    validation_s: float = 0.0
+    """That of the last validation."""
     cloned: int = 0
     """Updates of the warm start that cloned the teacher."""
     warmed: int = 0
@@ -81,18 +84,27 @@ class Run:
         data: Path | None = None,
         log: Path | None = None,
         on_workload: Callable[[str, int], object] = lambda workload, clips: None,
+        limit: Limit | None = None,
     ) -> None:
         """``log``: of a controller; its windows are in the replay before anything is simulated. ``on_workload`` hears
-        of each workload's number of validation clips. Raises TrainingError, LogError."""
-        self.settings, self.out, self.data = settings, out, data
+        of each workload's number of validation clips. ``limit``: of all that is done; None: there is none. Raises
+        TrainingError, also where the limit is reached before the validation clips are chosen, and LogError."""
+        self.settings, self.out, self.data, self.limit = settings, out, data, limit or Limit()
         self.logged = None if log is None else online.read(log)
         out.mkdir(parents=True, exist_ok=True)
         self.record = record(settings, data) | ({} if log is None else {"log_sha256": path_sha256(log)})
         self._claim()
         self.progress, self.agent = self._begin()
         self.agent.set_logger(Logger(None, [TensorBoardOutputFormat(str(out / "tensorboard"))]))
-        self.validator = Validator(settings, out / "cache", data, on_workload)
+        try:
+            self.validator = Validator(settings, out / "cache", data, on_workload, self.limit.look)
+        except StoppedError:
+            raise TrainingError(
+                f"stopped after {self.limit.spent_s / 60:.1f} minutes, while choosing hours to validate on; the same "
+                f"command goes on there, by what is kept in {out / 'cache'}"
+            ) from None
         self.rounds = Rounds(settings, self.agent, data, self.validator.trained)
+        self.limit.earlier_s, self.limit.windows = self.progress.processor_s, self.agent.num_timesteps
 
     def _claim(self) -> None:
         path = self.out / "run.json"
@@ -122,49 +134,46 @@ class Run:
         )  # fmt: skip
         return Progress(), PipelineDDPG(networks, settings.learner, seed=settings.seed)
 
-    def go(
-        self,
-        minutes: float,
-        on_window: Callable[[int], object] = lambda windows: None,
-        on_validation: Callable[[dict[str, Any]], object] = lambda entry: None,
-        stopped: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """Until the planned windows are simulated, ``minutes`` of processor time are spent, all in all, or it is
-        ``stopped``, which is asked after each round and within the warm start's updates; what was learnt by then is
-        stored, and a later run goes on."""
-
-        def over() -> bool:
-            return stopped() or self.progress.minutes >= minutes
-
+    def go(self, on_validation: Callable[[dict[str, Any]], object] = lambda entry: None) -> None:
+        """Until the planned windows are simulated or the limit says stop, which is asked after each round, and within
+        the warm start's updates and validation; of the limit as much is left for a last validation as the one before
+        took. What was learnt by then is stored, and a later run goes on."""
         torch.set_num_threads(1)
         if self.progress.rounds:
             self._restore_windows()
         elif self.logged is not None:
             online.fill(self.agent, self.logged, self._log_reference(self.logged))
+        with suppress(StoppedError):  # within a validation
+            self._learn(on_validation)
+        self.limit.phase = "storing"
+        if self.agent.num_timesteps and not (self.out / BEST).is_file():
+            self._export({"windows": self.agent.num_timesteps, "minutes": self._minutes})
+        self.store()
+
+    def _learn(self, on_validation: Callable[[dict[str, Any]], object]) -> None:
+        """Warm start and rounds, and the validations between. Raises StoppedError within one of them."""
         if self.settings.warm_start and not self.progress.warm:
-            self._warm_start(on_window, over)
-        while self.agent.num_timesteps < self.settings.windows and not over():
+            self._warm_start()
+        while self.agent.num_timesteps < self.settings.windows and not self.limit.over(self.progress.validation_s):
             if self.agent.num_timesteps - self.progress.validated >= self.settings.validation.every:
                 on_validation(self.validate())
                 self.store()
-            self._timed(lambda: self._round(teach=False, on_window=on_window))
-        if self.progress.validated < self.agent.num_timesteps and not stopped():
+            self.limit.phase = "training"
+            self._round(teach=False)
+        if self.progress.validated < self.agent.num_timesteps:
             on_validation(self.validate())
-        if self.agent.num_timesteps and not (self.out / BEST).is_file():
-            self._export({"windows": self.agent.num_timesteps, "minutes": round(self.progress.minutes, 2)})
-        self.store()
 
-    def _warm_start(self, on_window: Callable[[int], object], over: Callable[[], bool]) -> None:
+    def _warm_start(self) -> None:
+        self.limit.phase = "warm start"
         while self.agent.num_timesteps < self.settings.warm_start:
-            if over():
+            if self.limit.over():
                 return
-            self._timed(lambda: self._round(teach=True, on_window=on_window))
+            self._round(teach=True)
         progress, clones, updates = self.progress, self.settings.clone_updates, self.settings.learner.actor_from
         while progress.cloned < clones or progress.warmed < updates:
-            if over():
+            if self.limit.over():
                 return
-            self._timed(self._warm_updates)
-            on_window(0)
+            self._warm_updates()
         progress.warm = True
 
     def _warm_updates(self) -> None:
@@ -178,22 +187,24 @@ class Run:
         self.agent.train(count)
         progress.warmed += count
 
-    def _round(self, *, teach: bool, on_window: Callable[[int], object]) -> None:
-        tally = self.rounds.run(self.progress.rounds, teach=teach, on_window=on_window)
+    def _round(self, *, teach: bool) -> None:
+        def count(windows: int) -> None:
+            self.limit.windows += windows
+
+        tally = self.rounds.run(self.progress.rounds, teach=teach, on_window=count)
         self.progress.rounds += 1
         self._log(tally)
 
-    def _timed(self, work: Callable[[], object]) -> None:
-        begun_s = time.process_time()
-        work()
-        self.progress.processor_s += time.process_time() - begun_s
+    @property
+    def _minutes(self) -> float:
+        return round(self.limit.spent_s / 60, 2)
 
     def _log(self, tally: Tally) -> None:
         logger, windows = self.agent.logger, max(1, tally.windows)
         logger.record("round/reward", tally.reward / windows)
         logger.record("round/cost", tally.cost / windows)
         logger.record("round/violated", tally.violated / max(1, tally.judged))
-        logger.record("round/minutes", self.progress.minutes)
+        logger.record("round/minutes", self._minutes)
         logger.dump(self.agent.num_timesteps)
         with (self.out / "clips.jsonl").open("a") as file:
             for clip, digest in tally.clips:
@@ -211,22 +222,23 @@ class Run:
         """The actor as it is, without noise."""
         return list(decide_by(self.agent.actor.network, Batch.of(episodes[0].encoder.space, states)))
 
+    def _decide_in_time(self, episodes: list[Episode], states: list[State]) -> list[Actions]:
+        self.limit.look()
+        return self.decide(episodes, states)
+
     def validate(self) -> dict[str, Any]:
-        """Judge the actor, keep it where it is the best so far, and add to the curve."""
-        validation: Validation = self.validator.judge(self.decide)
+        """Judge the actor, keep it where it is the best so far, and add to the curve. Raises StoppedError, with nothing
+        changed."""
+        self.limit.phase, begun_s = "validation", self.limit.spent_s
+        validation: Validation = self.validator.judge(self._decide_in_time)
+        self.progress.validation_s = self.limit.spent_s - begun_s
         score = validation.score(self.settings.validation)
         better = self.progress.best is None or score < self.progress.best
         if better:
             self.progress.best = score
-            self._export(
-                {
-                    "windows": self.agent.num_timesteps,
-                    "minutes": round(self.progress.minutes, 2),
-                    **validation.as_json(),
-                }
-            )
+            self._export({"windows": self.agent.num_timesteps, "minutes": self._minutes, **validation.as_json()})
         windows = self.agent.num_timesteps
-        entry = {"windows": windows, "minutes": round(self.progress.minutes, 2), "best": better, **validation.as_json()}
+        entry = {"windows": windows, "minutes": self._minutes, "best": better, **validation.as_json()}
         self.progress.curve.append(entry)
         self.progress.validated = windows
         for name, value in by_name(validation):
@@ -243,6 +255,7 @@ class Run:
 
     def store(self) -> None:
         """Checkpoint between two rounds; the state's file last, so that a half-written one is never gone on from."""
+        self.progress.processor_s = self.limit.spent_s
         self.agent.save(self.out / "checkpoint.part.zip")
         save_windows(self.out / "windows.part.npz", self.agent.replay_buffer)
         (self.out / "state.part.json").write_text(json.dumps(vars(self.progress)))

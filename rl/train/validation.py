@@ -109,10 +109,12 @@ class Validator:
         cache: Path,
         data: Path | None = None,
         on_workload: Callable[[str, int], object] = lambda workload, clips: None,
+        look: Callable[[], object] = lambda: None,
     ) -> None:
-        """``on_workload`` hears of each workload how many clips were chosen, which takes a while. Raises TrainingError
+        """``on_workload`` hears of each workload how many clips were chosen, which takes a while; meanwhile ``look`` is
+        called for each clip and each deployment that is simulated on one, and ends it by raising. Raises TrainingError
         where there are no clips to judge on."""
-        self.settings, self.cache, self.data = settings, cache, data
+        self.settings, self.cache, self.data, self._look = settings, cache, data, look
         self._kinds = {kind.name: kind for kind in settings.judged}
         self._works: dict[Clip, Work] = {}
         self.left_out: dict[str, list[str]] = {}
@@ -181,6 +183,7 @@ class Validator:
         )  # fmt: skip
         clips: list[Clip] = []
         for clip in itertools.islice(drawn, MOST_TRIED):
+            self._look()
             try:
                 work = self.work(clip)
             except EvaluationError:
@@ -209,7 +212,7 @@ class Validator:
         work = self.work(clip)
         if work.workload.capacity is None or work.workload.host is not None:
             return True
-        trials = Hours([self.hour(clip)], MOST_TRIALS)
+        trials = Hours([self.hour(clip)], MOST_TRIALS, self._look)
         return bool(
             self._kept(f"served-{self.settings.validation.warm_up}", work, lambda: cheapest_uniform(trials) is not None)
         )

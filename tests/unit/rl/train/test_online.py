@@ -147,9 +147,9 @@ def test_a_training_that_begins_with_a_log_goes_on_with_it_and_with_no_other(
 ) -> None:
     monkeypatch.setattr(online, "FEWEST", 3)
     folder, out = logged[0], tmp_path / "run"
-    Run(SETTINGS, out, log=folder).go(minutes=10.0)
+    Run(SETTINGS, out, log=folder).go()
     again = Run(SETTINGS, out, log=folder)
-    again.go(minutes=10.0)
+    again.go()
     ring = again.agent.replay_buffer.rings["bert-4"]
     assert len(ring) == WINDOWS - 1 + SETTINGS.windows and again.agent.num_timesteps == SETTINGS.windows
     assert [bool(step.branches) for step in ring] == [False] * (WINDOWS - 1) + [True] * SETTINGS.windows

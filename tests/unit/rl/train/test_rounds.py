@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import io
+import itertools
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from stable_baselines3.common.logger import Logger
 
 from rl.agent.configuration_table import features_of
@@ -21,8 +21,9 @@ from rl.agent.settings import NetworkSettings
 from rl.episodes import Clip, Episode, episode_of
 from rl.features import NODE_FEATURES, PIPELINE_FEATURES
 from rl.features.ranges import Ranges
-from rl.train.display import Display
 from rl.train.errors import TrainingError
+from rl.train.limit import Limit
+from rl.train.parallel_episodes import Decide
 from rl.train.rounds import Rounds
 from rl.train.run import BEST, Run
 from rl.train.settings import TrainingSettings, ValidationSettings
@@ -140,6 +141,17 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
+def stopped_after(looks: int) -> Callable[[], bool]:
+    """Whether it was asked more often than that."""
+    asked = itertools.count()
+    return lambda: next(asked) >= looks
+
+
+def seconds_a_look() -> Callable[[], float]:
+    """A clock that goes on by a second whenever it is read."""
+    return itertools.count().__next__
+
+
 def weights(run: Run) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in run.agent.policy.parameters()])
 
@@ -147,12 +159,12 @@ def weights(run: Run) -> torch.Tensor:
 @pytest.mark.slow
 def test_a_run_that_goes_on_comes_to_the_same_actor(tmp_path: Path, judged: list[int]) -> None:
     whole = Run(SETTINGS, tmp_path / "whole")
-    whole.go(60)
+    whole.go()
     first = Run(SETTINGS, tmp_path / "parts")
-    first._warm_start(lambda windows: None, lambda: False)
+    first._warm_start()
     first.store()
     second = Run(SETTINGS, tmp_path / "parts")
-    second.go(60)
+    second.go()
     assert torch.equal(weights(whole), weights(second))
     assert whole.agent.num_timesteps == second.agent.num_timesteps >= SETTINGS.windows
     assert (tmp_path / "parts" / BEST).is_file()
@@ -168,25 +180,24 @@ def test_a_run_that_goes_on_comes_to_the_same_actor(tmp_path: Path, judged: list
 def test_a_run_that_is_stopped_in_its_warm_start_stores_an_actor_that_nobody_judged_and_goes_on(
     tmp_path: Path, judged: list[int]
 ) -> None:
-    run, output = Run(SETTINGS, tmp_path), io.StringIO()
-    display = Display(Console(file=output), SETTINGS.windows, 60.0, run)
-    display._line_s = -1e9  # a minute has passed
-    run.go(60, display.window, stopped=lambda: True)
+    run = Run(SETTINGS, tmp_path)
+    run.limit.stopped = lambda: True
+    run.go()
     assert run.agent.num_timesteps == 0 and not judged and not (tmp_path / BEST).is_file()
-    asked = iter([False, True, True, True])
-    run.go(60, display.window, stopped=lambda: next(asked))
-    assert 0 < run.agent.num_timesteps < SETTINGS.windows and not judged
+    run.limit.stopped = stopped_after(1)
+    run.go()
+    assert 0 < run.agent.num_timesteps == run.limit.windows < SETTINGS.windows and not judged
     assert "validation" in made(tmp_path / BEST)
-    assert f"of {SETTINGS.windows} windows, 0." in output.getvalue() and "of 60 min" in output.getvalue()
     again = Run(SETTINGS, tmp_path)
-    again.go(60)
+    again.go()
     assert judged and again.progress.best is not None
 
 
 @pytest.mark.slow
 def test_minutes_end_a_warm_start_too(tmp_path: Path, judged: list[int]) -> None:
     run = Run(replace(SETTINGS, warm_start=18), tmp_path)
-    run.go(1e-9)
+    run.limit = Limit(3 / 60, clock=seconds_a_look())  # read before and after a round, and to log it
+    run.go()
     assert run.progress.rounds == 1 and not run.progress.warm
 
 
@@ -195,16 +206,64 @@ def test_a_run_that_is_stopped_while_it_clones_or_warms_its_critic_comes_to_the_
     tmp_path: Path, judged: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = Run(SETTINGS, tmp_path / "whole")
-    whole.go(60)
+    whole.go()
     monkeypatch.setattr("rl.train.run.CHUNK", 1)
     for looks, updates in ((2, (1, 0)), (1, (2, 0))):
-        run, asked, ticks = Run(SETTINGS, tmp_path / "parts"), iter([False] * looks + [True] * 3), list[int]()
-        run.go(60, ticks.append, stopped=lambda: next(asked))  # noqa: B023 (asked within the call)
+        run = Run(SETTINGS, tmp_path / "parts")
+        run.limit.stopped = stopped_after(looks)
+        run.go()
         assert (run.progress.cloned, run.progress.warmed) == updates and not run.progress.warm
-        assert ticks[-1] == 0, "the display ticks"
     last = Run(SETTINGS, tmp_path / "parts")
-    last.go(60)
+    last.go()
     assert torch.equal(weights(whole), weights(last))
+
+
+@pytest.mark.slow
+def test_minutes_end_a_validation_and_leave_the_actor_unjudged(
+    tmp_path: Path, judged: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a validation that would never end."""
+    run = Run(SETTINGS, tmp_path)
+
+    def judge(self: Validator, decide: Decide) -> Validation:
+        run.limit = Limit(0.1, clock=seconds_a_look())
+        while True:
+            decide([], [])
+
+    monkeypatch.setattr(Validator, "judge", judge)
+    monkeypatch.setattr(Run, "decide", lambda self, episodes, states: [])
+    run.go()
+    assert run.progress.warm and (run.progress.validated, run.progress.best) == (-1, None)
+    assert made(tmp_path / BEST)["validation"].keys() == {"windows", "minutes"}
+
+
+@pytest.mark.slow
+def test_as_much_is_left_for_the_last_validation_as_the_one_before_took(tmp_path: Path, judged: list[int]) -> None:
+    run = Run(replace(SETTINGS, windows=10**6), tmp_path)
+    run.progress.validation_s = 600.0
+    run.limit.minutes = (run.limit.spent_s + 300) / 60
+    run.go()
+    assert run.progress.warm and run.progress.validated == run.agent.num_timesteps == SETTINGS.warm_start
+
+
+def test_minutes_end_the_choice_of_hours_and_the_same_command_goes_on_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = replace(SETTINGS, world="cores-only", relative_slo=5.0, validation=ValidationSettings(seconds=360.0))
+    monkeypatch.setattr("rl.train.validation.REPLAYED_PATTERNS", ("normal",))
+    trials: list[int] = []
+
+    def search(judged: Judged, *_: object) -> object:
+        while len(trials) < 100:
+            judged._look()  # type: ignore[attr-defined]
+            trials.append(1)
+        return "found"
+
+    monkeypatch.setattr("rl.train.validation.cheapest_uniform", search)
+    with pytest.raises(TrainingError, match=r"stopped after 0\.5 minutes, while choosing hours .* goes on there"):
+        Run(slow, tmp_path, limit=Limit(0.5, clock=seconds_a_look()))
+    assert 10 < len(trials) < 30
+    assert Run(slow, tmp_path, limit=Limit(5, clock=seconds_a_look())).validator.clips
 
 
 @pytest.mark.slow

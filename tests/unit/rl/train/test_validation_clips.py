@@ -113,7 +113,7 @@ def test_a_run_of_seconds_in_a_clone_without_traces_stores_an_actor_and_states_w
     monkeypatch.delenv("SMOE_TRACES", raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("rl.train.validation.REPLAYED_PATTERNS", ("slow",))
-    arguments = ["--workload", "bert-4", "--workload", "bert-6", "--minutes", "0.1", "--out", "run"]
+    arguments = ["--workload", "bert-4", "--workload", "bert-6", "--minutes", "60", "--out", "run"]
     arguments += ["--set", "validation.seconds=300.0", "--set", "variants=[]", "--episode-windows", "4"]
     done = CliRunner().invoke(train, [*arguments, "--warm-start", "0", "--windows", "8"])
     assert done.exit_code == 0, done.output
