@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from collections.abc import Iterable
 
+import click
 from rich.console import Console
 
 LABEL = 12
@@ -19,3 +21,9 @@ def print_lines(console: Console, lines: Iterable[str]) -> None:
                 line, console.width, subsequent_indent=" " * LABEL, break_long_words=False, break_on_hyphens=False
             )
         console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+def print_next(line: str) -> None:
+    """What to do next, on standard error; where standard output is no terminal nobody reads it."""
+    if sys.stdout.isatty():
+        click.echo(line, err=True)

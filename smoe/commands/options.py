@@ -40,6 +40,16 @@ def connect(state: Path, gateway_url: str | None, password_file: Path | None) ->
     return GatewayClient(address, password=password)
 
 
+def of_state(state: Path) -> str:
+    """The option that names the state folder; empty where it is the usual one."""
+    return "" if state == DEFAULT_STATE else f" --state {state}"
+
+
+def of_gateway(state: Path, gateway_url: str | None) -> str:
+    """The option that leads to the gateway."""
+    return f" --gateway {gateway_url}" if gateway_url else of_state(state)
+
+
 class Tenths(click.ParamType[int]):
     """A share of a GPU, given in tenths."""
 

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from gateway.backends.kubernetes.options import kubernetes_options, take_kubernetes_options
 from gateway.client.client import GatewayClient, lines_of
 from gateway.client.errors import GatewayRefusedError
-from gateway.client.state import DEFAULT_STATE, running_pid
+from gateway.client.state import running_pid
 from gateway.contract import DEFAULT_NAMESPACE
 from gateway.options import listening_options
 from moe.manifest import Manifest
@@ -26,11 +26,14 @@ from placement.moves.managers import NodeSettings, start_nodes
 from platform_words.memory import container_memory, runtime_memory
 from simulation.profiles.model.errors import ProfileError
 from smoe import lifecycle
+from smoe.commands.lines import print_next
 from smoe.commands.options import (
     connect,
     deployment_options,
     gateway_option,
     json_option,
+    of_gateway,
+    of_state,
     password_option,
     state_option,
 )
@@ -43,6 +46,9 @@ LONE_TEXT_S = 60.0
 """Time in which a decoder that has just come up has to write a text."""
 NEW_TOKENS = 32
 """Tokens that ``invoke`` has a decoder write at most by default."""
+
+SHOWN = 6
+"""Numbers of an embedding, or logits, that ``invoke`` prints."""
 
 _PIPELINE = click.argument("pipeline", default="minilm")
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
@@ -102,11 +108,10 @@ def up(
     except BaseException:
         lifecycle.stop_process(process)
         raise
-    of_state = _of_state(state)
     click.echo(f"pipeline   {manifest.name} ({directory})")
-    _introduce(client, manifest, state, of_state, console)
+    _introduce(client, manifest, state, of_state(state), console)
     if not foreground:
-        click.echo(f"stop       smoe down{of_state}")
+        click.echo(f"stop       smoe down{of_state(state)}")
         return
     _stay(process, state, console)
 
@@ -146,17 +151,12 @@ def down(state: Path) -> None:
     if not drained:
         raise click.ClickException(f"the gateway (process {pid}) of {state} did not end in time and was killed")
     click.echo(f"stopped the gateway (process {pid}) of {state}")
-    click.echo(after_down(_of_state(state)), err=True)
+    click.echo(after_down(of_state(state)), err=True)
 
 
 def after_down(of_state: str) -> str:
     """What to do after a gateway was stopped."""
     return f"next: `smoe up{of_state}` starts it again, with the functions that it had"
-
-
-def _of_state(state: Path) -> str:
-    """The option that names the state folder; empty where it is the usual one."""
-    return "" if state == DEFAULT_STATE else f" --state {state}"
 
 
 @click.command()
@@ -174,8 +174,7 @@ def deploy(pipeline: str, state: Path, gateway_url: str | None, password_file: P
     runtime = runtime_memory(client.info()["provider"]["orchestration"], manifest.dtype)
     _deploy_with_progress(client, manifest, DeploymentSettings(**options, runtime=runtime), Console(stderr=True))
     click.echo(f"{manifest.name} ({directory}) is ready at {client.url}/function/{manifest.name}")
-    where = f" --gateway {gateway_url}" if gateway_url else _of_state(state)
-    click.echo(after_deploy(manifest.name, where), err=True)
+    click.echo(after_deploy(manifest.name, of_gateway(state, gateway_url)), err=True)
 
 
 def after_deploy(name: str, where: str) -> str:
@@ -198,8 +197,7 @@ def remove(name: str, state: Path, gateway_url: str | None, password_file: Path 
     if not count:
         raise SmoeError(f"no function of a pipeline called {name!r} is deployed at {client.url}")
     click.echo(f"removed {count} functions of {name}")
-    where = f" --gateway {gateway_url}" if gateway_url else _of_state(state)
-    click.echo(after_remove(name, where), err=True)
+    click.echo(after_remove(name, of_gateway(state, gateway_url)), err=True)
 
 
 def after_remove(name: str, where: str) -> str:
@@ -225,6 +223,7 @@ def after_remove(name: str, where: str) -> str:
     "--top-k", type=click.IntRange(min=0), help="Decoders: chooses among so many likeliest; 0: all. [default: 0]"
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Decoders: the same one writes the same text. [default: 0]")
+@click.option("--logits", is_flag=True, help="Decoders: show the likeliest first tokens too, with --json all logits.")
 @click.option(
     "--timeout", "timeout_s", type=click.FloatRange(min=0.1), default=60.0, help="Seconds until the call is given up."
 )
@@ -235,6 +234,7 @@ def invoke(
     words: tuple[str, ...],
     named: str | None,
     max_new_tokens: int | None,
+    logits: bool,
     timeout_s: float,
     state: Path,
     gateway_url: str | None,
@@ -254,6 +254,7 @@ def invoke(
         if max_new_tokens:
             request["max_new_tokens"] = max_new_tokens
         request |= {option: value for option, value in sampling.items() if value is not None}
+        request |= {"logits": True} if logits else {}
         response = client.invoke(name, json.dumps(request).encode(), "application/json", timeout_s)
     if response.status_code >= 400:
         hint = (
@@ -273,6 +274,12 @@ def invoke(
         click.echo(response.text)
         return
     _print_answer(document, texts)
+    print_next(after_invoke(name, of_gateway(state, gateway_url)))
+
+
+def after_invoke(name: str, where: str) -> str:
+    """What to do after pipeline ``name`` has answered; ``where``: the option that leads to its gateway."""
+    return f"next: `smoe status{where}` shows what each function did, `smoe top {name}{where}` watches them"
 
 
 def _called(
@@ -310,6 +317,7 @@ def logs(name: str, tail: int, follow: bool, state: Path, gateway_url: str | Non
     """Show the log of function NAME."""
     if gateway_url is None and running_pid(state) is None:
         _stored_log(state, name, tail)
+        print_next(after_down(of_state(state)))
         return
     client = connect(state, gateway_url, password_file)
     shown = 0
@@ -320,6 +328,12 @@ def logs(name: str, tail: int, follow: bool, state: Path, gateway_url: str | Non
             shown += 1
     if not shown:
         click.echo(f"{name} has logged nothing yet", err=True)
+    print_next(after_logs(name, of_gateway(state, gateway_url)))
+
+
+def after_logs(name: str, where: str) -> str:
+    """What to do after the log of function ``name``; ``where``: the option that leads to its gateway."""
+    return f"next: `smoe logs {name} --follow{where}` keeps printing, `smoe status{where}` shows its calls and limits"
 
 
 def _stored_log(state: Path, name: str, tail: int) -> None:
@@ -467,11 +481,16 @@ def _deploy_with_progress(
 def _print_answer(answer: dict[str, Any], texts: list[str]) -> None:
     if "embeddings" in answer:
         for text, embedding in zip(texts, answer["embeddings"], strict=True):
-            head = ", ".join(f"{value:+.4f}" for value in embedding[:6])
+            head = ", ".join(f"{value:+.4f}" for value in embedding[:SHOWN])
             click.echo(f"[{head}, …] ({len(embedding)} numbers)  {text[:60]}")
         return
     if "outputs" in answer:
         for output in answer["outputs"]:
             click.echo(output["text"])
+    for values in answer.get("logits", ()):
+        likeliest = sorted(range(len(values)), key=values.__getitem__, reverse=True)[:SHOWN]
+        head = ", ".join(f"{token}: {values[token]:+.4f}" for token in likeliest)
+        click.echo(f"logits of the likeliest tokens: {head}, … ({len(values)} numbers)")
+    if "outputs" in answer or "logits" in answer:
         return
     click.echo(json.dumps(answer, indent=2, ensure_ascii=False))

@@ -24,7 +24,8 @@ from functions.serving import metric_names as ingress
 from gateway.client.client import GatewayClient
 from moe.names import INGRESS
 from platform_words.labels import PIPELINE_LABEL
-from smoe.commands.options import connect, gateway_option, json_option, password_option, state_option
+from smoe.commands.lines import print_next
+from smoe.commands.options import connect, gateway_option, json_option, of_gateway, password_option, state_option
 from smoe.view.instances import generation_of, instances_table, rows_of, words_of
 
 Functions = Sequence[Mapping[str, Any]]
@@ -75,7 +76,21 @@ def status(state: Path, gateway_url: str | None, password_file: Path | None, ver
         click.echo(f"the ingress of {names} did not answer with its metrics: calls beyond it are unknown (–)", err=True)
     if waiting:
         click.echo(f"{len(waiting)} functions have no ready replica: {', '.join(waiting[:8])}", err=True)
+    if not as_json:
+        pipelines = [name for function in functions if (name := _pipeline(function))]
+        print_next(after_status(waiting, pipelines, of_gateway(state, gateway_url)))
+    if waiting:
         sys.exit(1)
+
+
+def after_status(waiting: Sequence[str], pipelines: Sequence[str], where: str) -> str:
+    """What to do next, by the functions without a ready replica and the pipelines that are deployed; ``where``: the
+    option that leads to the gateway."""
+    if waiting:
+        return f"next: `smoe logs {waiting[0]}{where}` has what the first of them wrote"
+    if not pipelines:
+        return f"next: `smoe pipeline deploy{where}` deploys the default pipeline"
+    return f"next: `smoe top {pipelines[0]}{where}` watches it, `smoe autoscale {pipelines[0]}{where}` scales it"
 
 
 def _print_instances(client: GatewayClient, functions: Functions) -> None:

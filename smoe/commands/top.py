@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -22,7 +23,8 @@ from gateway.client.client import GatewayClient
 from gateway.client.errors import GatewayClientError, GatewayRefusedError, GatewayUnreachableError, StateError
 from placement.errors import PlacementError
 from placement.moves.managers import Managers, read_feed_token
-from smoe.commands.options import connect, gateway_option, password_option, state_option
+from smoe.commands.lines import print_next
+from smoe.commands.options import connect, gateway_option, of_gateway, password_option, state_option
 from smoe.view.build import ViewBuilder
 from smoe.view.instances import generation_of, rows_of, words_of
 from smoe.view.live import View
@@ -134,10 +136,18 @@ def top(
             if next(numbers) == ticks:
                 stop.set()
 
-        try:
+        with suppress(KeyboardInterrupt):
             run(controller, interval_s, lambda wait_s: stop.wait(wait_s), on_tick, window_s=window_s)
-        except KeyboardInterrupt:
-            return
+    controlled = seen_by_controller(client, pipeline) is not None
+    print_next(after_top(pipeline, controlled, of_gateway(state, gateway_url)))
+
+
+def after_top(pipeline: str, controlled: bool, where: str) -> str:
+    """What to do after the live view; ``controlled``: whether a controller runs, ``where``: the option that leads to
+    the gateway."""
+    if controlled:
+        return f"next: `smoe replay {pipeline}{where}` sends a bursty hour, `smoe status{where}` has every function"
+    return f"next: `smoe autoscale {pipeline}{where}` scales it, `smoe replay {pipeline}{where}` sends a bursty hour"
 
 
 def seen_by_controller(client: GatewayClient, pipeline: str) -> Mapping[str, Any] | None:

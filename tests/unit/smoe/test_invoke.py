@@ -26,11 +26,12 @@ class Client:
         self.asked.append((name, json.loads(body)))
 
         class Reply:
-            status_code = 200
+            status_code, text = 200, "all of it"
 
             @staticmethod
             def json() -> dict[str, Any]:
-                return {"outputs": [{"text": "and so on"}]}
+                logits = {"logits": [[0.5, -1.0, 7.25]]} if "logits" in self.asked[-1][1] else {}
+                return {"outputs": [{"text": "and so on"}]} | logits
 
         return Reply
 
@@ -80,3 +81,22 @@ def test_the_first_word_is_the_pipeline_where_one_is_called_so(
 def test_sampling_beyond_what_the_api_takes_is_refused_before_anything_is_sent(options: list[str]) -> None:
     refused = CliRunner().invoke(service.invoke, ["the cat", *options])
     assert refused.exit_code == 2 and options[0] in refused.output
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ([], ["and so on", "logits of the likeliest tokens: 2: +7.2500, 0: +0.5000, 1: -1.0000, … (3 numbers)"]),
+        (["--json"], ["all of it"]),
+    ],
+)
+def test_logits_are_asked_for_and_the_likeliest_shown_and_what_to_do_next_to_a_person(
+    options: list[str], shown: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, then = Client("causal-lm"), list[str]()
+    monkeypatch.setattr(service.GatewayClient, "from_state", lambda state: client)
+    monkeypatch.setattr(service, "print_next", then.append)
+    done = CliRunner().invoke(service.invoke, ["mine", "the cat", "--logits", *options])
+    assert done.stdout.splitlines() == shown
+    assert client.asked == [("mine", {"inputs": "the cat", "max_new_tokens": 32, "logits": True})]
+    assert then == ([] if options else [service.after_invoke("mine", "")])

@@ -10,11 +10,11 @@ import pytest
 from autoscaler import commands as autoscaling
 from moe import commands as making
 from rl.train import commands as training
-from smoe.commands import compare, evaluate, profiling, profiling_decoder, service
+from smoe.commands import compare, evaluate, lines, profiling, profiling_decoder, service, status, top
 from tests.docs.test_pages import command_of, commands_in
 from traces import replay_command
 
-OUT, STATE = Path("out/it"), " --state there"
+OUT, STATE, GATEWAY = Path("out/it"), " --state there", " --gateway http://there:8080"
 LINES = {
     "lab evaluate": evaluate.NEXT_STEP,
     "lab compare": compare.next_step(OUT),
@@ -26,9 +26,18 @@ LINES = {
     "pipeline split": making.after_split(OUT),
     "pipeline inspect": making.after_inspect(OUT),
     "pipeline remove": service.after_remove("minilm", ""),
-    "pipeline remove elsewhere": service.after_remove("minilm", " --gateway http://there:8080"),
+    "pipeline remove elsewhere": service.after_remove("minilm", GATEWAY),
+    "invoke": service.after_invoke("minilm", STATE),
+    "invoke elsewhere": service.after_invoke("minilm", GATEWAY),
+    "logs": service.after_logs("minilm-expert-0-1", STATE),
+    "logs elsewhere": service.after_logs("minilm-expert-0-1", GATEWAY),
+    "status": status.after_status((), ("minilm", "mine"), STATE),
+    "status without pipelines": status.after_status((), (), GATEWAY),
+    "status of what does not start": status.after_status(("mine", "minilm"), ("minilm",), GATEWAY),
+    "top": top.after_top("minilm", False, STATE),
+    "top of a controller": top.after_top("minilm", True, GATEWAY),
     "pipeline deploy": service.after_deploy("minilm", STATE),
-    "pipeline deploy elsewhere": service.after_deploy("minilm", " --gateway http://there:8080"),
+    "pipeline deploy elsewhere": service.after_deploy("minilm", GATEWAY),
 }
 
 
@@ -67,3 +76,12 @@ def test_what_to_do_with_a_profile_goes_by_the_pipelines_task(
 def test_an_option_that_is_not_there_is_found() -> None:
     with pytest.raises(click.NoSuchOption):
         check("next: `smoe top minilm --slo 3` is refused")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_after_a_command_that_shows_something_it_is_printed_where_a_person_reads_it(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal, raising=False)
+    lines.print_next("next: `smoe top`")
+    assert tuple(capsys.readouterr()) == ("", "next: `smoe top`\n" * terminal)
