@@ -121,10 +121,11 @@ def check_frequency(frequency: Floats, cluster: Cluster) -> Floats:
     return np.ascontiguousarray(frequency, dtype=np.float64)
 
 
-def check_plan_shape(plan: PlanArray, name: str, cluster: Cluster, frequency: Floats) -> None:
-    """Raises PlacementError unless ``plan`` is [gpus, layers, experts] bool for this cluster and these calls."""
+def check_plan_shape(plan: PlanArray, name: str, cluster: Cluster, frequency: Floats | PlanArray) -> None:
+    """Raises PlacementError unless ``plan`` is [gpus, layers, experts] bool for this cluster and the layers and experts
+    of ``frequency`` [·, layers, experts]."""
     shape = (cluster.gpus, *frequency.shape[1:])
-    if plan.shape != shape or plan.dtype != np.bool_:
+    if plan.ndim != 3 or plan.shape != shape or plan.dtype != np.bool_:
         raise PlacementError(f"{name} must be bool [gpus, layers, experts] = {shape}, got {plan.dtype} {plan.shape}")
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from placement.cluster import Cluster, PlanArray, check_frequency, check_plan_shape, remote_calls
 from placement.errors import PlacementError
@@ -51,7 +51,13 @@ class Migration:
 def migration_s(
     before: PlanArray, after: PlanArray, cluster: Cluster, expert_bytes: int, reading: Reading = "arrivals"
 ) -> float:
-    """Eq. (3) in seconds."""
+    """Eq. (3) in seconds, from and to [gpus, layers, experts]. Raises PlacementError."""
+    check_plan_shape(before, "before", cluster, after)
+    check_plan_shape(after, "after", cluster, before)
+    if expert_bytes < 1:
+        raise PlacementError(f"expert_bytes must be at least 1, got {expert_bytes}")
+    if reading not in get_args(Reading):
+        raise PlacementError(f"reading must be one of {', '.join(get_args(Reading))}, got {reading!r}")
     changed = (after & ~before) if reading == "arrivals" else (after != before)
     return float((changed.sum(axis=(1, 2)) * expert_bytes / cluster.load_bytes_per_s).sum())
 

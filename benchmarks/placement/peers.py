@@ -40,7 +40,11 @@ def replicate(tokens: Floats, replicas: int) -> tuple[Held, Floats]:
 
 
 def balanced(tokens: Floats, nodes: int, slots: int) -> Held:
-    """``held`` [layers, nodes, slots] int32. Raises PlacementError where the experts do not fit."""
+    """``held`` [layers, nodes, slots] int32. Raises PlacementError, also where the experts do not fit."""
+    if tokens.ndim != 2 or not tokens.size or not np.isfinite(tokens).all() or tokens.min() < 0:
+        raise PlacementError(f"tokens must be [layers, experts], finite and not negative, got shape {tokens.shape}")
+    if min(nodes, slots) < 1:
+        raise PlacementError(f"nodes and slots must be at least 1, got {nodes} and {slots}")
     layers, experts = tokens.shape
     if nodes * slots < experts:
         raise PlacementError(f"{experts} experts do not fit in {nodes} nodes of {slots} slots")

@@ -40,7 +40,7 @@ DISK_BYTES_PER_S = 2e9
 LITE_COSTS = Costs(0.5e-3, 2e-6, 0.06e-3, 0.2e-6, 4096, 1e-3)
 MIXTRAL_COSTS = Costs(0.6e-3, 4e-6, 0.3e-3, 1.5e-6, 8192, 1e-3)
 BIN_S = 60.0
-OURS = "Prism, improved"
+OURS, NOT_COMPARABLE = "Prism, improved", "not comparable"
 METHODS = ("Uniform", "Redundance", "SmartMoE", "EPLB", "Prism, Alg. 1+2", "Prism, improved")
 ONE_COPY, HINDSIGHT = "EPLB, one copy a node", "Prism, hindsight"
 """Further rows of the table: EPLB without second copies on the GPUs of one node, which serve nobody there; and the
@@ -141,8 +141,10 @@ def spread(routing: Path, work: Workload, message_ms: float) -> dict[str, Any]:
     }
 
 
-def show_table(title: str, comparison: dict[str, Any]) -> None:
+def show_table(title: str, comparison: dict[str, Any], comparable: bool) -> None:
+    """``comparable``: with the paper's table."""
     rows = [(name, *(f"{value:.2f}" for value in row[:4]), f"{row[4]:.1%}") for name, row in comparison["rows"].items()]
+    rows += [(f"{OURS} below EPLB", *[""] * 3, f"{comparison['below_eplb']:.1%}", "" if comparable else NOT_COMPARABLE)]
     print_table(title, ("method", "node 1", "node 2", "node 3", "all", "local"), rows, width=120)
 
 

@@ -229,6 +229,23 @@ def test_check_names_what_is_wrong(held: list[object], message: str) -> None:
         check(np.array(held, dtype=np.int32), 3)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "nodes", "slots", "message"),
+    [
+        ([[1.0, float("nan")]], 2, 1, "finite and not negative"),
+        ([[1.0, -1.0]], 2, 1, "finite and not negative"),
+        ([1.0, 1.0], 2, 1, r"must be \[layers, experts\].* got shape \(2,\)"),
+        ([[1.0, 1.0]], 0, 2, "at least 1, got 0 and 2"),
+        ([[1.0, 1.0]], 1, 1, "do not fit"),
+    ],
+)
+def test_the_peer_refuses_what_the_placement_refuses(
+    tokens: list[object], nodes: int, slots: int, message: str
+) -> None:
+    with pytest.raises(PlacementError, match=message):
+        balanced(np.array(tokens), nodes, slots)
+
+
 def test_eplb_statement_by_hand() -> None:
     # expert 0 gets both spare places (6 → 3 → 2); shares 2, 2, 2, 2, 1 1: first to node 0, next to node 1, …
     held = balanced(np.array([[6.0, 2.0, 1.0, 1.0]]), 2, 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.placement.peers import eplb, redundance, smartmoe, uniform
+from benchmarks.prism.comparison import show_table
 from placement import prism
 from placement.cluster import (
     Cluster,
@@ -286,6 +288,25 @@ def test_both_readings_of_eq_3() -> None:
     assert migration_s(before, before, cluster, 10, "published") == 0.0
 
 
+@pytest.mark.parametrize(
+    ("shapes", "kind", "expert_bytes", "reading", "message"),
+    [
+        (((1, 1, 2), (2, 1, 2)), bool, 10, "arrivals", r"before must be bool .* = \(2, 1, 2\), got bool \(1, 1, 2\)"),
+        (((2, 1, 2), (2, 1, 3)), bool, 10, "arrivals", r"before must be bool .* = \(2, 1, 3\)"),
+        (((2, 2), (2, 2)), bool, 10, "arrivals", r"got bool \(2, 2\)"),
+        (((2, 1, 2), (2, 1, 2)), int, 10, "arrivals", "got int64"),
+        (((2, 1, 2), (2, 1, 2)), bool, 0, "arrivals", "expert_bytes must be at least 1, got 0"),
+        (((2, 1, 2), (2, 1, 2)), bool, 10, "both", "reading must be one of arrivals, published, got 'both'"),
+    ],
+)
+def test_seconds_of_a_move_are_of_two_plans_for_the_cluster(
+    shapes: tuple[tuple[int, ...], tuple[int, ...]], kind: type, expert_bytes: int, reading: Any, message: str
+) -> None:
+    before, after = (np.zeros(shape, dtype=kind) for shape in shapes)
+    with pytest.raises(PlacementError, match=message):
+        migration_s(before, after, cluster_of([[1], [1]]), expert_bytes, reading)
+
+
 @pytest.mark.parametrize(("horizon_s", "worth"), [(100.0, False), (101.0, True)])
 def test_eq_4_weighs_saved_calls_until_the_horizon_against_the_move(horizon_s: float, worth: bool) -> None:
     cluster = cluster_of([[1], [1]])
@@ -303,6 +324,15 @@ def test_scale_must_be_positive() -> None:
     cluster = cluster_of([[1]])
     with pytest.raises(PlacementError, match="above 0"):
         decide(*(np.ones((1, 1, 1), dtype=bool),) * 2, cluster, np.ones((1, 1, 1)), 1, Scale(0.0, 1.0, 1.0))
+
+
+@pytest.mark.parametrize("comparable", [True, False])
+def test_a_gain_that_is_not_comparable_with_the_papers_says_so_next_to_it(
+    comparable: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show_table("Table", {"rows": {"EPLB": [1.0, 2.0, 3.0, 2.0, 0.4]}, "below_eplb": 0.528}, comparable)
+    (row,) = [line for line in capsys.readouterr().err.splitlines() if "52.8%" in line]
+    assert ("not comparable" in row) is not comparable
 
 
 def test_redundance_uses_memory_that_uniform_leaves() -> None:
