@@ -229,6 +229,7 @@ class Run:
     def validate(self) -> dict[str, Any]:
         """Judge the actor, keep it where it is the best so far, and add to the curve. Raises StoppedError, with nothing
         changed."""
+        self.limit.look()
         self.limit.phase, begun_s = "validation", self.limit.spent_s
         validation: Validation = self.validator.judge(self._decide_in_time)
         self.progress.validation_s = self.limit.spent_s - begun_s
