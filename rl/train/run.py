@@ -135,7 +135,7 @@ class Run:
         return Progress(), PipelineDDPG(networks, settings.learner, seed=settings.seed)
 
     def go(self, on_validation: Callable[[dict[str, Any]], object] = lambda entry: None) -> None:
-        """Until the planned windows are simulated or the limit says stop, which is asked after each round, and within
+        """Until the planned windows are simulated or the limit is reached, looked at after each round, and within
         the warm start's updates and validation; of the limit as much is left for a last validation as the one before
         took. What was learnt by then is stored, and a later run goes on."""
         torch.set_num_threads(1)
