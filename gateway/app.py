@@ -46,10 +46,10 @@ class Gateway:
         self.forwarder = Forwarder(
             backend, self.metrics, scaler, settings.upstream_timeout_s, settings.upstream_silence_s
         )
+        held = self.held = HeldBytes(settings.held_bytes)
         self.queue = self._make_queue()
         self.system = SystemApi(backend, self.store, self.metrics, settings)
         self._housekeeping: asyncio.Task[None] | None = None
-        held = HeldBytes(settings.held_bytes)
         front = FrontDoor(
             self.forwarder, self.queue, held, buffer_bytes=settings.buffer_bytes, max_body_bytes=settings.max_body_bytes
         )
@@ -88,6 +88,7 @@ class Gateway:
             "workers": settings.async_workers,
             "body_bytes": settings.async_body_bytes,
             "held_bytes": settings.async_held_bytes,
+            "held": self.held,
             "run_timeout_s": settings.async_timeout_s,
             "callback_timeout_s": settings.callback_timeout_s,
             "callback_targets": settings.callback_targets,

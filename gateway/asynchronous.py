@@ -9,6 +9,7 @@ The callback is a POST of the function's reply to ``X-Callback-Url`` with ``X-Ca
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import time
 from abc import ABC, abstractmethod
@@ -18,6 +19,7 @@ from typing import Any
 from gateway.callbacks import Callback, Callbacks, CallbackTargets
 from gateway.calls import Call, Outcome
 from gateway.forwarding import Forwarder
+from gateway.held import HeldBytes, TooMuchHeldError
 from gateway.metrics import GatewayMetrics
 from gateway.upstream import UpstreamError
 
@@ -39,17 +41,19 @@ class AsyncCalls(ABC):
         *,
         body_bytes: int,
         held_bytes: int,
+        held: HeldBytes,
         run_timeout_s: float,
         callback_timeout_s: float,
         callback_targets: Sequence[str] = (),
     ) -> None:
+        """``held_bytes``: of all calls that wait, and of all replies for callbacks; both within ``held``."""
         self._forwarder = forwarder
         self._metrics = metrics
         self.body_bytes = body_bytes
-        self._held_bytes = held_bytes
+        self._waiting, self._replies = HeldBytes(held_bytes, held), HeldBytes(held_bytes, held)
         self._run_timeout_s = run_timeout_s
         self._targets = CallbackTargets(callback_targets)
-        self.callbacks = Callbacks(metrics, timeout_s=callback_timeout_s, held_bytes=held_bytes)
+        self.callbacks = Callbacks(metrics, timeout_s=callback_timeout_s, held=self._replies)
 
     @abstractmethod
     async def start(self) -> None:
@@ -89,33 +93,31 @@ class AsyncCalls(ABC):
         outcome = await self._forwarder.forward(call)
         if outcome.stream is None:
             return outcome, outcome.body
-        parts: list[bytes] = []
-        size = 0
+        body = io.BytesIO()  # its value is no second copy
         try:
-            async for data in outcome.stream:
-                size += len(data)
-                if keep and size > self._held_bytes:
-                    raise UpstreamError(f"it is larger than {self._held_bytes} bytes")
-                if keep:
-                    parts.append(data)
+            with self._replies.room() as room:  # the callback takes its own
+                async for data in outcome.stream:
+                    if keep:
+                        room.take(len(data))
+                        body.write(data)
         except UpstreamError as error:
             log.warning("the reply of asynchronous call %s broke off: %s", call.call_id[:64], error)
             return Outcome(503, []), b""
+        except TooMuchHeldError as error:
+            log.warning("the reply of asynchronous call %s was not kept: %s", call.call_id[:64], error)
+            return Outcome(503, [(b"content-type", b"text/plain")]), f"the reply was not kept: {error}".encode()
         finally:
             outcome.release()
-        return outcome, b"".join(parts)
+        return outcome, body.getvalue()
 
 
 class AsyncQueue(AsyncCalls):
     """A queue in this process's memory: what is accepted is run before :meth:`close` returns, time allowing."""
 
-    def __init__(
-        self, forwarder: Forwarder, metrics: GatewayMetrics, *, size: int, workers: int, held_bytes: int, **more: Any
-    ) -> None:
-        super().__init__(forwarder, metrics, held_bytes=held_bytes, **more)
+    def __init__(self, forwarder: Forwarder, metrics: GatewayMetrics, *, size: int, workers: int, **more: Any) -> None:
+        super().__init__(forwarder, metrics, **more)
         self._queue: asyncio.Queue[Call] = asyncio.Queue(size)
         self._workers = workers
-        self._held = 0
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -137,13 +139,13 @@ class AsyncQueue(AsyncCalls):
         refused = self._refusal(call)
         if refused is not None:
             return refused
-        if self._held + len(call.body) > self._held_bytes:
-            return 429, f"{self._held} bytes of asynchronous calls are waiting; try again later"
-        try:
-            self._queue.put_nowait(call)
-        except asyncio.QueueFull:
+        if self._queue.full():
             return 429, f"{self._queue.maxsize} asynchronous calls are waiting; try again later"
-        self._held += len(call.body)
+        try:
+            self._waiting.take(call.size)
+        except TooMuchHeldError:
+            return 429, f"{self._waiting.taken} bytes of asynchronous calls are waiting; try again later"
+        self._queue.put_nowait(call)
         self._metrics.async_pending += 1
         return None
 
@@ -155,7 +157,7 @@ class AsyncQueue(AsyncCalls):
             except Exception:
                 log.exception("asynchronous call %s failed", call.call_id[:64])
             finally:
-                self._held -= len(call.body)
+                self._waiting.give(call.size)
                 self._metrics.async_pending -= 1
                 self._queue.task_done()
 

@@ -11,12 +11,13 @@ import fnmatch
 import logging
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import aiohttp
 
+from gateway.held import HeldBytes, TooMuchHeldError
 from gateway.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,7 @@ FIRST_PAUSE_S = 0.2
 AT_ONCE = 64
 AT_ONCE_PER_TARGET = 8
 MAX_WAITING = 1000
+PIECE_BYTES = 64 * 1024
 _PATTERN = re.compile(r"(\*\.)?[A-Za-z0-9_.-]+(:\d{1,5})?|\[[0-9A-Fa-f:.]+\](:\d{1,5})?")
 
 
@@ -38,6 +40,11 @@ class Callback:
     url: str
     headers: dict[str, str]
     body: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes that are held while it waits."""
+        return len(self.body) + sum(len(name) + len(value) for name, value in self.headers.items())
 
     @property
     def target(self) -> str:
@@ -72,11 +79,10 @@ class CallbackTargets:
 class Callbacks:
     """Sends callbacks: so many at once, a few of them to one receiver, each within a deadline for all of it."""
 
-    def __init__(self, metrics: GatewayMetrics, *, timeout_s: float, held_bytes: int) -> None:
+    def __init__(self, metrics: GatewayMetrics, *, timeout_s: float, held: HeldBytes) -> None:
         self._metrics = metrics
         self._timeout_s = timeout_s
-        self._held_bytes = held_bytes
-        self._held = 0
+        self._held = held
         self.pause: Callable[[float], Awaitable[None]] = asyncio.sleep
         self._places = asyncio.Semaphore(AT_ONCE)
         self._targets: dict[str, asyncio.Semaphore] = {}
@@ -86,10 +92,13 @@ class Callbacks:
     def send(self, callback: Callback) -> asyncio.Task[None] | None:
         """Begin to send; the task ends when the callback was delivered or given up. None: too many wait, it is given
         up."""
-        if len(self._tasks) >= MAX_WAITING or self._held + len(callback.body) > self._held_bytes:
-            self._give_up(callback, f"{len(self._tasks)} others wait")
+        try:
+            if len(self._tasks) >= MAX_WAITING:
+                raise TooMuchHeldError(f"{len(self._tasks)} others wait")
+            self._held.take(callback.size)
+        except TooMuchHeldError as error:
+            self._give_up(callback, str(error))
             return None
-        self._held += len(callback.body)
         task = asyncio.create_task(self._send(callback))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -119,7 +128,7 @@ class Callbacks:
                         return
             self._give_up(callback, f"{TRIES} tries")
         finally:
-            self._held -= len(callback.body)
+            self._held.give(callback.size)
             self._waiting[target] -= 1
             if not self._waiting[target]:
                 del self._waiting[target], self._targets[target]
@@ -139,8 +148,8 @@ class Callbacks:
             aiohttp.ClientSession(timeout=timeout) as session,
             session.post(
                 callback.url,
-                data=callback.body,
-                headers=callback.headers,
+                data=callback.body if len(callback.body) <= PIECE_BYTES else _pieces(callback.body),
+                headers={**callback.headers, "Content-Length": str(len(callback.body))},
                 allow_redirects=False,
                 skip_auto_headers=("Content-Type",),
             ) as reply,
@@ -150,6 +159,12 @@ class Callbacks:
     def _give_up(self, callback: Callback, why: str) -> None:
         self._metrics.callback_failures += 1
         log.error("callback of call %s was given up (%s)", callback.call_id[:64], why)
+
+
+async def _pieces(body: bytes) -> AsyncIterator[bytes]:
+    """A whole body would be copied to be sent."""
+    for start in range(0, len(body), PIECE_BYTES):
+        yield body[start : start + PIECE_BYTES]
 
 
 def _matches(pattern: str, host: str, port: int) -> bool:

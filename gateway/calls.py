@@ -11,6 +11,11 @@ Headers = list[tuple[bytes, bytes]]
 """Names (in lower case) and values."""
 
 
+def size_of(headers: Headers) -> int:
+    """Bytes of names and values."""
+    return sum(len(name) + len(value) for name, value in headers)
+
+
 @dataclass
 class Call:
     """A call on its way. ``rest`` yields the body after ``body`` when it was too large to hold.
@@ -38,6 +43,11 @@ class Call:
         if not self.call_id:
             self.generated_id = True
             self.call_id = str(uuid.uuid4())
+
+    @property
+    def size(self) -> int:
+        """Bytes of head and body that are held."""
+        return len(self.path) + size_of(self.headers) + len(self.body)
 
     @property
     def key(self) -> str:

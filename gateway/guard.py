@@ -23,6 +23,8 @@ from platform_words.connections import OpenConnections, allowed
 
 SLOWEST_BYTES_S = 16 * 1024
 """What a body that takes longer than its time has to bring: so large ones may go on, and trickling ones do not."""
+MOST_HEADERS = 256
+"""Thousands of short ones would take twenty times their bytes."""
 _PHRASES = {status: HTTPStatus(status).phrase.encode() for status in (400, 405, 408, 431, 503)}
 
 
@@ -149,8 +151,11 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._part != "body":  # trailers are dropped
-            super().on_header(name, value)
+        if self._part == "body" or self._refused:  # trailers are dropped
+            return
+        super().on_header(name, value)
+        if len(self.headers) > MOST_HEADERS:
+            self._refuse(431, f"the request has more than {MOST_HEADERS} headers")
 
     def on_headers_complete(self) -> None:
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)

@@ -1,4 +1,5 @@
-"""A bound on the bodies that a gateway holds in memory at a time, over all connections."""
+"""A bound on the bodies that a gateway holds in memory at a time: of calls under way, calls that wait, and replies that
+are collected for callbacks or wait in one."""
 
 from __future__ import annotations
 
@@ -7,14 +8,29 @@ from contextlib import contextmanager
 
 
 class TooMuchHeldError(Exception):
-    """Bodies of other calls take the memory there is for them."""
+    """Other bodies take the memory there is for them."""
 
 
 class HeldBytes:
-    """``most`` bytes for all bodies together; a single one has its own bound elsewhere."""
+    """``most`` bytes for all bodies together, and part of what is ``within`` another bound; a single body has its own
+    bound elsewhere."""
 
-    def __init__(self, most: int) -> None:
-        self.most, self.taken = most, 0
+    def __init__(self, most: int, within: HeldBytes | None = None) -> None:
+        self.most, self.taken, self._within = most, 0, within
+
+    def take(self, size: int) -> None:
+        """``size`` bytes more. Raises TooMuchHeldError, and takes nothing then."""
+        if self.taken + size > self.most:
+            raise TooMuchHeldError(f"the gateway holds bodies of {self.taken} bytes, {self.most} at most; try again")
+        if self._within is not None:
+            self._within.take(size)
+        self.taken += size
+
+    def give(self, size: int) -> None:
+        """Give ``size`` bytes back."""
+        self.taken -= size
+        if self._within is not None:
+            self._within.give(size)
 
     @contextmanager
     def room(self) -> Iterator[Room]:
@@ -23,7 +39,7 @@ class HeldBytes:
         try:
             yield room
         finally:
-            self.taken -= room.size
+            self.give(room.size)
 
 
 class Room:
@@ -34,9 +50,5 @@ class Room:
 
     def take(self, size: int) -> None:
         """``size`` bytes more. Raises TooMuchHeldError."""
-        if self._held.taken + size > self._held.most:
-            raise TooMuchHeldError(
-                f"the gateway holds bodies of {self._held.taken} bytes, {self._held.most} at most; try again"
-            )
-        self._held.taken += size
+        self._held.take(size)
         self.size += size

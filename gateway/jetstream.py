@@ -12,6 +12,7 @@ import json
 import logging
 import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,6 +26,7 @@ from nats.js.errors import APIError, NotFoundError
 from gateway.asynchronous import AsyncCalls, Refusal
 from gateway.calls import Call
 from gateway.forwarding import Forwarder
+from gateway.held import TooMuchHeldError
 from gateway.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
@@ -105,10 +107,16 @@ class JetStreamQueue(AsyncCalls):
             return 413, f"the body of an asynchronous call may have {room} bytes where NATS keeps it"
         try:
             assert self._jetstream is not None
-            await self._jetstream.publish(SUBJECT, message, timeout=ANSWER_S, stream=STREAM)
+            with self._waiting.room() as second:  # a copy of the body
+                second.take(len(message))
+                await self._jetstream.publish(SUBJECT, message, timeout=ANSWER_S, stream=STREAM)
+        except TooMuchHeldError:
+            return 429, f"{self._waiting.taken} bytes of asynchronous calls are on their way to NATS; try again later"
         except APIError as error:
-            if "maximum" in (error.description or ""):
-                return 429, f"{self._size} asynchronous calls are waiting; try again later"
+            full = error.description or ""
+            if "maximum" in full:
+                waiting = f"{self._waiting.most} bytes of" if "bytes" in full else str(self._size)
+                return 429, f"{waiting} asynchronous calls are waiting; try again later"
             log.warning("NATS did not keep call %s: %s", call.call_id[:64], error)
             return 503, "asynchronous calls cannot be kept now: NATS refused it; try again later"
         except _TROUBLE as error:
@@ -146,21 +154,28 @@ class JetStreamQueue(AsyncCalls):
                     reconnected_cb=self._again,
                 )
             jetstream = self._client.jetstream(timeout=ANSWER_S)
-            try:
-                await jetstream.stream_info(STREAM)
-            except NotFoundError:
-                await jetstream.add_stream(
-                    name=STREAM,
-                    subjects=[SUBJECT],
-                    retention=api.RetentionPolicy.WORK_QUEUE,
-                    discard=api.DiscardPolicy.NEW,
-                    max_msgs=self._size,
-                )
+            await self._bound(jetstream)
             self._jetstream = jetstream
             consumer = api.ConsumerConfig(ack_policy=api.AckPolicy.EXPLICIT, ack_wait=ACK_WAIT_S)
             subscription = await jetstream.pull_subscribe(SUBJECT, durable=CONSUMER, stream=STREAM, config=consumer)
             self._trouble = ""
             return subscription
+
+    async def _bound(self, jetstream: JetStreamContext) -> None:
+        """The stream, as bounded as a queue in memory; one that an earlier version made had no bound of bytes."""
+        try:
+            config = (await jetstream.stream_info(STREAM)).config
+            if (config.max_bytes or 0) <= 0:
+                await jetstream.update_stream(replace(config, max_bytes=self._waiting.most))
+        except NotFoundError:
+            await jetstream.add_stream(
+                name=STREAM,
+                subjects=[SUBJECT],
+                retention=api.RetentionPolicy.WORK_QUEUE,
+                discard=api.DiscardPolicy.NEW,
+                max_msgs=self._size,
+                max_bytes=self._waiting.most,
+            )
 
     async def _again(self) -> None:
         log.info("NATS at %s answers again", self._shown)
@@ -177,6 +192,7 @@ class JetStreamQueue(AsyncCalls):
         """Run one call. It is taken from the stream when that is over, and given back where this gateway must end."""
         try:
             call = read(message.data)
+            message.data = b""  # held in the call alone, and no longer than it runs
         except ValueError as error:
             log.error("an asynchronous call at NATS cannot be read: %s", error)
             await message.term()

@@ -26,6 +26,7 @@ from gateway.backends.process.settings import ProcessSettings
 from gateway.callbacks import CallbackTargets
 from gateway.contract import Backend, BackendError, FunctionSpec
 from gateway.durations import parse_duration
+from gateway.memory import held_bytes_of, memory_bytes
 from gateway.options import listening_options
 from gateway.serving import build_server, listen
 from gateway.settings import GatewaySettings, ensure_credentials
@@ -153,6 +154,11 @@ class _Duration(click.ParamType[float]):
     default=4096,
     help="Connections open at once; beyond them idle and slow ones end. 0: a third of the open files, as at most.",
 )
+@click.option(
+    "--memory-mib",
+    type=click.IntRange(16),
+    help="Memory of this gateway; half of it, at most 512 MiB, holds bodies. [default: its cgroup's limit or all]",
+)
 @click.option("--max-body-mb", type=click.IntRange(1, 65536), default=256, help="MiB a call may send.")
 @click.option(
     "--controller",
@@ -184,6 +190,7 @@ def main(
     upstream_timeout: float,
     read_timeout: float,
     max_body_mb: int,
+    memory_mib: int | None,
     open_control: bool,
     **options: Any,
 ) -> None:
@@ -193,12 +200,15 @@ def main(
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     cluster = take_kubernetes_options(options)
+    held_bytes = held_bytes_of(memory_mib << 20 if memory_mib else memory_bytes())
     settings = GatewaySettings(
         keeps_functions=backend == "process",
         images=_image_table(images),
         upstream_timeout_s=upstream_timeout,
         read_timeout_s=read_timeout,
         max_body_bytes=max_body_mb << 20,
+        held_bytes=held_bytes,
+        async_held_bytes=held_bytes // 2,
         **options,
     )
     if not settings.loopback and not settings.basic_auth and not open_control:

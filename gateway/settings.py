@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gateway.memory import MOST_HELD_BYTES
 from platform_words.liveness import DEFAULT_S
 
 log = logging.getLogger(__name__)
@@ -35,8 +36,9 @@ class GatewaySettings:
     max_body_bytes: int = 256 * 1024 * 1024
     buffer_bytes: int = 4 * 1024 * 1024
     """Bodies up to this size are held, so that the call can be repeated on another replica."""
-    held_bytes: int = 512 * 1024 * 1024
-    """Bodies held at a time, over all calls; beyond it a call is refused with 503."""
+    held_bytes: int = MOST_HELD_BYTES
+    """Bodies held at a time: of calls under way (beyond it one is refused with 503), of calls that wait, and of replies
+    for callbacks. ``memory`` has what fits."""
     max_connections: int = 4096
     """Connections at a time (0: as many as a third of the files that may be open, which bounds them in any case).
     Beyond it the one that is idle or slow for longest ends; where all have calls under way a request gets 503."""
@@ -52,8 +54,9 @@ class GatewaySettings:
     None: this process's memory."""
     async_workers: int = 8
     async_body_bytes: int = 4 * 1024 * 1024
-    async_held_bytes: int = 256 * 1024 * 1024
-    """Bodies of all calls that wait, and of the reply that a callback carries."""
+    async_held_bytes: int = MOST_HELD_BYTES // 2
+    """Heads and bodies of all calls that wait, and as much for replies that are collected or wait in callbacks; both
+    are part of ``held_bytes``."""
     async_timeout_s: float = 600.0
     """Time from the start of an asynchronous call until its reply is complete."""
     callback_timeout_s: float = 10.0

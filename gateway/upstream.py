@@ -166,7 +166,10 @@ class UpstreamConnection(asyncio.Protocol):
         self._complete = self._head_done = False
         self._skip_body = head_request
         self._timeout_s, self._silence_s = timeout_s, silence_s
-        self._transport.write(head + body)
+        if len(body) <= HIGH_WATER_BYTES:
+            self._transport.write(head + body)
+        else:  # joined, a body that is not taken would be held twice
+            self._transport.writelines((head, body))
 
     def send_rest(self, rest: AsyncIterator[bytes], *, chunked: bool) -> None:
         """Send more of the body while waiting for the reply. What ``rest`` raises, :meth:`head` or :meth:`body` do."""

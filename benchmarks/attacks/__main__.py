@@ -20,6 +20,7 @@ import click
 
 from benchmarks.attacks import denial, doors, pipeline
 from benchmarks.attacks.containers import calls_after_sigterm_behind_a_watchdog
+from benchmarks.attacks.memory import memory_filled_to_its_bounds
 from benchmarks.attacks.target import running_target
 from benchmarks.harness.options import benchmark
 from benchmarks.harness.report import print_result, print_table, progress
@@ -28,6 +29,7 @@ from smoe.deployment import DeploymentSettings
 
 FILES = 16384
 """Descriptors of the attacker and the gateway, for as many connections."""
+OF_OTHERS = (*denial.ATTACKS, memory_filled_to_its_bounds)
 PIPELINE_ATTACKS = (calls_after_sigterm_behind_a_watchdog, *pipeline.ATTACKS)
 Row = tuple[str, bool | None, str]
 """Name of an attack, whether the gateway held (None: it could not be tried here), and what was seen."""
@@ -36,7 +38,7 @@ Show = Callable[[str, float], None]
 
 def attack(*, thorough: bool, preset: str = "minilm") -> list[Row]:
     """Every attack, in turn. ``preset``: or the folder of a pipeline; in the short form four functions serve it."""
-    with progress(len(doors.ATTACKS) + len(denial.ATTACKS) + len(PIPELINE_ATTACKS), "attacks") as show:
+    with progress(len(doors.ATTACKS) + len(OF_OTHERS) + len(PIPELINE_ATTACKS), "attacks") as show:
         of_pipeline = attack_pipeline(preset, thorough, show)  # first: its gateway has the files that a user's has
         return attack_gateway(thorough, show) + of_pipeline
 
@@ -49,7 +51,7 @@ def attack_gateway(thorough: bool, show: Show) -> list[Row]:
         for one in doors.ATTACKS:
             show(_title(one.__name__), len(PIPELINE_ATTACKS) + len(rows))
             rows.append((_title(one.__name__), *(one(target) or (None, "needs root"))))
-        for other in denial.ATTACKS:
+        for other in OF_OTHERS:
             show(_title(other.__name__), len(PIPELINE_ATTACKS) + len(rows))
             rows.append((_title(other.__name__), *other(target, thorough)))
     return rows

@@ -7,6 +7,7 @@ import time
 from contextlib import ExitStack, suppress
 
 from benchmarks.attacks.target import ASYNC_QUEUE, Target
+from gateway.memory import held_bytes_of, memory_bytes
 from gateway.settings import GatewaySettings
 
 PATIENCE_S = 30.0
@@ -47,7 +48,7 @@ def requests_that_hide_another(target: Target, thorough: bool) -> Outcome:
 
 def bodies_held(target: Target, thorough: bool) -> Outcome:
     """Bodies that stop just before their end."""
-    before, limit = target.resident_bytes(), GatewaySettings.held_bytes
+    before, limit = target.resident_bytes(), held_bytes_of(memory_bytes())
     count = (2 if thorough else 1.3) * limit // BODY_BYTES
     head = b"POST /function/worker HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (BODY_BYTES + 1)
     most = 0

@@ -222,13 +222,22 @@ async def test_a_client_that_leaves_after_202_changes_nothing(running: Running, 
 
 async def test_bodies_that_wait_have_a_common_limit(start: Starter) -> None:
     gate = asyncio.Event()
-    async with start(async_held_bytes=100, async_workers=1) as running:
+    async with start(async_held_bytes=10_000, async_workers=1) as running:
         await running.deploy(program=behind(gate))
-        statuses = [(await running.call("POST", "/async-function/f", b"x" * 40)).status for _ in range(3)]
+        statuses = [(await running.call("POST", "/async-function/f", b"x" * 4_000)).status for _ in range(3)]
         assert statuses == [202, 202, 429]
         gate.set()
         await running.until(lambda: running.gateway.metrics.async_pending == 0)
-        assert (await running.call("POST", "/async-function/f", b"x" * 100)).status == 202
+        assert (await running.call("POST", "/async-function/f", b"x" * 9_000)).status == 202
+
+
+async def test_heads_of_calls_that_wait_count_too(start: Starter) -> None:
+    gate = asyncio.Event()
+    async with start(async_held_bytes=10_000, async_workers=1) as running:
+        await running.deploy(program=behind(gate))
+        statuses = [(await running.call("POST", "/async-function/f", x_long="x" * 4_000)).status for _ in range(3)]
+        assert statuses == [202, 202, 429]
+        gate.set()
 
 
 async def endless(seen: FakeRequest, connection: FakeConnection) -> None:
@@ -243,8 +252,47 @@ async def test_a_reply_too_large_for_a_callback_is_given_up(start: Starter, rece
         await running.deploy(program=endless)
         await running.call("POST", "/async-function/f", X_Callback_Url=receiver.url)
         back = await receiver.next()
-        assert (back.headers["x-function-status"], back.body) == ("503", b"")
+        assert back.headers["x-function-status"] == "503"
+        assert back.body.startswith(b"the reply was not kept: the gateway holds bodies of ")
         await running.until(lambda: not running.replicas()[0].connections)
+
+
+async def test_replies_that_are_collected_count_in_the_total_of_all_bodies(start: Starter, receiver: Receiver) -> None:
+    gate = asyncio.Event()
+
+    async def program(seen: FakeRequest, connection: FakeConnection) -> None:
+        connection.write(b"HTTP/1.1 200 OK\r\ncontent-length: 6001\r\n\r\n" + b"x" * 6000)
+        await gate.wait()
+        connection.write(b"y")
+
+    async with start(held_bytes=10_000, async_held_bytes=9_000) as running:
+        await running.deploy(program=program)
+        await running.call("POST", "/async-function/f", x_callback_url=receiver.url)
+        await running.until(lambda: held_bytes(running) >= 6000)
+        assert (await running.call("POST", "/function/f", b"x" * 5000)).status == 503
+        await running.call("POST", "/async-function/f", x_callback_url=receiver.url)
+        refused = await receiver.next()
+        assert refused.headers["x-function-status"] == "503"
+        assert refused.body.startswith(b"the reply was not kept: the gateway holds bodies of ")
+        gate.set()
+        assert len((await receiver.next()).body) == 6001
+        await running.until(lambda: held_bytes(running) == 0)
+
+
+async def test_a_large_reply_is_called_back_whole_with_its_length(running: Running, receiver: Receiver) -> None:
+    large = bytes(range(256)) * 5000
+
+    async def program(seen: FakeRequest, connection: FakeConnection) -> None:
+        connection.write(reply(200, large))
+
+    await running.deploy(program=program)
+    await running.call("POST", "/async-function/f", X_Callback_Url=receiver.url)
+    back = await receiver.next()
+    assert (back.headers["content-length"], back.body == large) == (str(len(large)), True)
+
+
+def held_bytes(running: Running) -> int:
+    return running.gateway.held.taken
 
 
 async def test_a_call_that_takes_too_long_is_called_back_as_504_and_frees_its_worker(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.callbacks import AT_ONCE_PER_TARGET, Callback, Callbacks, CallbackTargets
 from gateway.contract import Replica
+from gateway.held import HeldBytes
 from gateway.main import main
 from tests.doubles.fake_replica import FakeConnection, FakeReplica, FakeRequest
 from tests.unit.gateway.gateways import Running, Starter
@@ -47,7 +48,7 @@ async def test_slow_receivers_do_not_hold_up_calls_other_receivers_or_the_shutdo
 async def test_callbacks_that_wait_have_a_common_limit(running: Running) -> None:
     slow = await receiver()
     metrics = running.gateway.metrics
-    pool = Callbacks(metrics, timeout_s=1000.0, held_bytes=100)
+    pool = Callbacks(metrics, timeout_s=1000.0, held=HeldBytes(100))
     callback = Callback("id", f"http://{slow.state.address}/", {}, b"x" * 40)
     assert [pool.send(callback) is None for _ in range(3)] == [False, False, True]
     assert metrics.callback_failures == 1

@@ -227,6 +227,29 @@ async def test_a_full_stream_is_429_and_a_large_body_413(tmp_path: Path, server:
         await receiver.next()
 
 
+@pytest.mark.parametrize("older", [False, True])
+async def test_calls_that_nats_keeps_are_bounded_in_bytes(
+    tmp_path: Path, server: Nats, receiver: Receiver, older: bool
+) -> None:
+    gate = asyncio.Event()
+    if older:  # a stream that an earlier version made
+        client = await nats.connect(server.url)
+        subjects, retention = [jetstream.SUBJECT], jetstream.api.RetentionPolicy.WORK_QUEUE
+        new = jetstream.api.DiscardPolicy.NEW
+        await client.jetstream().add_stream(
+            name=jetstream.STREAM, subjects=subjects, retention=retention, discard=new, max_msgs=1000
+        )
+        await client.close()
+    async with gateway(tmp_path / "one", server, async_held_bytes=100_000, async_workers=1) as running:
+        await running.deploy(program=behind(gate))
+        for _ in range(2):
+            await call_later(running, receiver, b"x" * 40_000)
+        full = await running.call("POST", "/async-function/f", b"x" * 40_000)
+        assert (full.status, full.text) == (429, "100000 bytes of asynchronous calls are waiting; try again later")
+        gate.set()
+        await receiver.next()
+
+
 async def test_what_is_no_call_is_thrown_away(
     tmp_path: Path, server: Nats, receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -51,6 +51,14 @@ async def test_trickling_bytes_does_not_put_off_the_end_of_a_head(start: Starter
         writer.close()
 
 
+async def test_a_head_of_very_many_short_headers_is_431(running: Running) -> None:
+    reader, writer = await connect(running.address)
+    writer.write(b"GET /healthz HTTP/1.1\r\nhost: t\r\n" + b"a: b\r\n" * 300)
+    answer = parse(await rest_of(reader))
+    assert (answer.status, answer.text) == (431, "the request has more than 256 headers")
+    writer.close()
+
+
 async def test_a_body_that_stops_is_given_up(start: Starter) -> None:
     async with start(read_timeout_s=0.1) as running:
         await running.deploy()
