@@ -41,6 +41,7 @@ from benchmarks.harness.options import benchmark, data_option, seed_option
 from benchmarks.harness.replay_process import ReplayProcess
 from benchmarks.harness.report import in_words, print_result, print_table, progress
 from benchmarks.harness.running import RunningPipeline, local_gateway, running_pipeline
+from platform_words.headers import CALLER_KEY
 from smoe.deployment import DeploymentSettings
 from traces import prompts
 from traces.model import FloatArray, Trace, make_trace
@@ -202,8 +203,11 @@ def per_hour(costs: list[float | None], hours: float) -> float | None:
 
 def activations(running: RunningPipeline) -> list[dict[str, Any]]:
     """Those that the ingress has kept, the latest last."""
-    address = running.client.replicas()[running.manifest.name][0]["address"]  # the front door serves no statistics
-    rows: list[dict[str, Any]] = requests.get(f"http://{address}/statistics", timeout=30).json()["activations"]
+    name = running.manifest.name
+    address = running.client.replicas()[name][0]["address"]  # the front door serves no statistics
+    shown = {CALLER_KEY: running.client.caller_key(name)}
+    reply = requests.get(f"http://{address}/statistics", headers=shown, timeout=30)
+    rows: list[dict[str, Any]] = reply.json()["activations"]
     return rows
 
 

@@ -22,6 +22,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from gateway.contract import Backend, FunctionState
+from platform_words.headers import CALLER_KEY
 from platform_words.labels import NODES_LABEL
 
 log = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ class Instances:
     async def _of(self, state: FunctionState) -> Any:
         """All ready replicas are asked at once, each within ``TIMEOUT_S``: a silent one holds up nobody behind it."""
         asked = [one for one in state.replicas if one.state == "ready" and one.id not in self._without]
-        documents = await asyncio.gather(*(_ask(replica.address, "/statistics") for replica in asked))
+        documents = await asyncio.gather(*(_ask(replica.address, "/statistics", state.caller_key) for replica in asked))
         for replica, document in zip(asked, documents, strict=True):
             generation = document.get("generation") if isinstance(document, dict) else None
             if isinstance(generation, dict):
@@ -120,15 +121,15 @@ class Instances:
         return None
 
 
-async def _ask(address: str, path: str) -> Any:
-    """None where it does not answer within ``TIMEOUT_S``."""
+async def _ask(address: str, path: str, key: str = "") -> Any:
+    """None where it does not answer within ``TIMEOUT_S``. ``key``: what it asks of callers."""
     import aiohttp
 
     try:
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         async with (
             aiohttp.ClientSession(timeout=timeout, trust_env=False) as session,
-            session.get(f"http://{address}{path}", allow_redirects=False) as reply,
+            session.get(f"http://{address}{path}", headers={CALLER_KEY: key}, allow_redirects=False) as reply,
         ):
             if reply.status != 200:
                 return None

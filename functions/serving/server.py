@@ -35,9 +35,6 @@ SLOW_EVERY_S = 10.0
 HOLD_S = 0.05
 """While draining: how often it is looked whether anything is still kept."""
 
-_OPEN_PATHS = ("/statistics",)
-"""What is read without a key, as ``/metrics`` is."""
-
 
 @dataclass
 class ServerSettings:
@@ -182,7 +179,7 @@ class FunctionServer:
         if request.path.startswith("/_/") or request.path == "/metrics":
             answer(self._platform_path(request))
             return
-        if request.path not in _OPEN_PATHS and not self._known_caller(request.headers.get(CALLER_KEY, "")):
+        if not self._known_caller(request.headers.get(CALLER_KEY, "")):
             message = "this worker takes calls of its gateway only; call the function there"
             answer(error_reply(403, "caller", message, platform=False))
             return

@@ -22,6 +22,7 @@ from placement.heterogeneous import Choice, Profile, chosen, held_now, places_of
 from placement.moves.cluster import deployed, places_now
 from placement.moves.coordinator import Coordinator
 from placement.prism import METHODS, Method
+from platform_words.headers import CALLER_KEY
 from smoe.commands.options import connect, gateway_option, json_option, password_option, state_option
 from smoe.errors import SmoeError
 from smoe.pipelines import ensure_pipeline
@@ -88,15 +89,17 @@ def rebalance(
 def statistics(client: GatewayClient, manifest: Manifest) -> list[tuple[str, Any]]:
     """What each ready ingress has counted, with where it is from. Raises SmoeError where one does not answer: without
     it its node's calls would be missing."""
-    rows = []
-    for replica in client.replicas().get(manifest.function_name(INGRESS), []):
+    rows, ingress = [], manifest.function_name(INGRESS)
+    shown = {CALLER_KEY: client.caller_key(ingress)}
+    for replica in client.replicas().get(ingress, []):
         if replica["state"] != "ready":
             continue
         where = f"the ingress at {replica['address']}"
         with requests.Session() as session:
             session.trust_env = False
             try:
-                reply = session.get(f"http://{replica['address']}/statistics", timeout=STATISTICS_TIMEOUT_S)
+                url = f"http://{replica['address']}/statistics"
+                reply = session.get(url, headers=shown, timeout=STATISTICS_TIMEOUT_S)
                 reply.raise_for_status()
                 rows.append((where, reply.json()))
             except (requests.RequestException, ValueError) as error:

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from gateway.client.client import GatewayClient
 from gateway.client.errors import GatewayRefusedError, GatewayUnreachableError
+from platform_words.headers import CALLER_KEY
 from smoe.view.model import InstanceRow
 
 TIMEOUT_S = 2.0
@@ -19,20 +20,20 @@ def generation_of(client: GatewayClient, ingress: str) -> Mapping[str, Any] | No
     """What the first ready ingress of a decoder reports; None where there is none, or it does not answer. With several
     ingresses each schedules texts of its own."""
     try:
-        feed = client.replicas()
+        feed, key = client.replicas(), client.caller_key(ingress)
     except (GatewayRefusedError, GatewayUnreachableError):
         return None
     for replica in feed.get(ingress, []):
         if replica["state"] == "ready":
-            return _asked(str(replica["address"]))
+            return _asked(str(replica["address"]), key)
     return None
 
 
-def _asked(address: str) -> Mapping[str, Any] | None:
+def _asked(address: str, key: str) -> Mapping[str, Any] | None:
     with requests.Session() as session:
         session.trust_env = False
         try:
-            reply = session.get(f"http://{address}/statistics", timeout=TIMEOUT_S)
+            reply = session.get(f"http://{address}/statistics", headers={CALLER_KEY: key}, timeout=TIMEOUT_S)
             reply.raise_for_status()
             document = reply.json()
         except (requests.RequestException, ValueError):

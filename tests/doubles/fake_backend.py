@@ -63,6 +63,7 @@ class FakeBackend(Changes):
         self.programs = dict(programs or {})
         self.hold_starts = False
         """While True new replicas stay ``starting`` until :meth:`let_start`."""
+        self.caller_key = ""
         self.failures_reported: builtins.list[str] = []
         self._functions: dict[str, _Function] = {}
         self.secrets: dict[str, dict[str, bytes]] = {}
@@ -245,6 +246,7 @@ class FakeBackend(Changes):
             max_inflight=whole_number(function.spec.env_vars, "max_inflight", 0),
             created_at_s=function.created_at_s,
             restarts=function.restarts,
+            caller_key=self.caller_key,
             standbys=function.standbys(),
             activated=min(function.activated, function.standbys()),
             sleeps=burst_of(function.spec)[1],

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import requests
 
 from autoscaler.contract import Burst, Configuration
 from autoscaler.platforms.openfaas import OpenFaasPlatform
+from benchmarks.burst import activations
 from benchmarks.harness.running import RunningPipeline, local_gateway, running_pipeline
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -48,11 +48,6 @@ def test_a_burst_has_standbys_serve_calls_and_they_wait_again_after_it(running: 
     def states() -> list[str]:
         return sorted(one["state"] for one in running.client.replicas()[name])
 
-    def activations() -> list[dict[str, Any]]:
-        address = running.client.replicas()[running.manifest.name][0]["address"]  # the front door serves no statistics
-        rows: list[dict[str, Any]] = requests.get(f"http://{address}/statistics", timeout=100).json()["activations"]
-        return rows
-
     present = platform.configurations()[name]
     burst = Burst(2, headroom=1e4, hold_s=1.0)
     target = Configuration(
@@ -65,7 +60,7 @@ def test_a_burst_has_standbys_serve_calls_and_they_wait_again_after_it(running: 
     with ThreadPoolExecutor(8) as clients:
         until("a call at an activated standby is answered", lambda: (
             set(clients.map(lambda _: ask(running), range(16))) == {200}
-            and any(row["first_answer_s"] is not None for row in activations())
+            and any(row["first_answer_s"] is not None for row in activations(running))
         ))  # fmt: skip
     until("standbys wait again", lambda: states() == ["ready", "standby", "standby"])
     assert ask(running) == 200

@@ -156,6 +156,19 @@ async def test_the_instances_are_those_that_ingresses_of_decoders_report(
     assert encoder == ["/statistics"]  # an encoder is asked once
 
 
+async def test_ingresses_are_shown_the_key_of_their_callers(running: Running) -> None:
+    running.backend.caller_key = "right"
+    shown: list[str | None] = []
+
+    async def answer(request: FakeRequest, connection: FakeConnection) -> None:
+        shown.append(request.headers.get("x-smoe-caller-key"))
+        connection.write(reply(200, b"{}", content_type="application/json"))
+
+    await running.deploy("decoder", program=answer, labels={"smoe.pipeline": "decoder", "smoe.nodes": "ingress"})
+    await running.system("GET", "/system/instances")
+    assert shown == ["right"]
+
+
 async def test_all_replicas_of_an_ingress_are_asked_at_once(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.views.FRESH_S", 0.0)
     all_asked, asked = asyncio.Event(), 0

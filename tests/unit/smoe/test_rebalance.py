@@ -21,6 +21,8 @@ from placement.moves.errors import MoveError
 from smoe.cli import cli
 from smoe.commands import rebalance as command
 
+KEY = "right"
+
 
 class Simulated:
     """Two nodes with an ingress each and every expert on the other node than its callers'; moves are noted."""
@@ -40,6 +42,10 @@ class Simulated:
                 at = "b" if (node.expert or 0) < 2 else "a"
                 replicas[self.manifest.function_name(node.id)] = [self._replica(at, 1)]
         return replicas
+
+    def caller_key(self, name: str) -> str:
+        assert name == self.manifest.name
+        return KEY
 
     def functions(self) -> list[dict[str, Any]]:
         return [{"name": name, "labels": {"smoe.pipeline": self.manifest.name}} for name in self.replicas()]
@@ -77,7 +83,7 @@ class Simulated:
     def _serve(answer: bytes) -> ThreadingHTTPServer:
         class Answering(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                self.send_response(200)
+                self.send_response(200 if self.headers["X-Smoe-Caller-Key"] == KEY else 403)
                 self.end_headers()
                 self.wfile.write(answer if self.path == "/statistics" else b"{}")
 
