@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from pathlib import Path
 
 import flask
 import uvloop
@@ -66,6 +67,7 @@ class FunctionApp(flask.Flask):
             settings.max_inflight,
             drain_s=settings.write_timeout_s,
             idle_s=settings.idle_s,
+            watched=watchdog_above(),
             caller_key=settings.caller_key(),
         )
         self.server = FunctionServer(Starting(lambda: self.server), bounds)
@@ -192,11 +194,21 @@ class FunctionApp(flask.Flask):
         return self._response(error_reply(413, "too_large", message, platform=False))
 
 
+def watchdog_above() -> Callable[[], bool]:
+    """Whether the watchdog that started this process is still there; where something else did, always False."""
+    parent = os.getppid()
+    try:
+        name = Path(f"/proc/{parent}/comm").read_text()
+    except OSError:
+        name = ""
+    return (lambda: os.getppid() == parent) if "watchdog" in name else lambda: False
+
+
 def serve(app: FunctionApp, host: str, port: int, threads: int) -> None:
     """Serve until SIGTERM, drain, return. Call on the main thread.
 
     The watchdog in front passes SIGTERM on at once and goes on taking calls and sending them; so this keeps answering
-    until no call has come for a while and nothing is in flight any more.
+    until the watchdog has ended or the time is up; under anything else, until no call has come for a while.
     """
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

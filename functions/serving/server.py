@@ -59,6 +59,8 @@ class ServerSettings:
     idle_s: float = 0.0
     """While draining: end only once there was no call for this long, at most after ``drain_s``. Who passes calls on, as
     of-watchdog does, may go on for a while after it has passed on the signal."""
+    watched: Callable[[], bool] = lambda: False
+    """While draining: whether such a one is known to be there still, which is then waited for, at most ``drain_s``."""
     holds: Callable[[], bool] = lambda: False
     """While draining: whether callers go on from what is kept here, which they are then served with as before, until
     ``drain_s``."""
@@ -137,14 +139,14 @@ class FunctionServer:
             connection.close()
 
     async def _idle(self) -> None:
-        """Until no call has come for ``idle_s``."""
+        """Until no call has come for ``idle_s``, and nobody is there to pass one on."""
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         self._called_s = max(self._called_s, begun_s)
-        while (left_s := self._called_s + self.settings.idle_s - loop.time()) > 0:
+        while (left_s := self._called_s + self.settings.idle_s - loop.time()) > 0 or self.settings.watched():
             if loop.time() - begun_s > self.settings.drain_s:
                 return
-            await asyncio.sleep(left_s)
+            await asyncio.sleep(max(left_s, HOLD_S))
 
     async def _all_closed(self) -> None:
         while self.connections or self.in_flight:

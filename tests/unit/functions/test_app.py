@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -212,3 +213,30 @@ def test_a_function_runs_from_its_environment_until_sigterm(bert: Path, module: 
             assert process.wait(100) == 0
         finally:
             process.kill()  # else leaving the block waits for ever where it did not end
+
+
+@pytest.mark.slow
+def test_behind_a_watchdog_a_function_answers_until_the_watchdog_has_ended(bert: Path, tmp_path: Path) -> None:
+    """However long nothing is called: a process of its name stands for it, and ends when its input does."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    (watchdog := tmp_path / "fwatchdog").symlink_to(sys.executable)
+    start = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:]).pid, flush=True); sys.stdin.read()"
+    own = {"smoe_pipeline": str(bert), "smoe_nodes": "expert-0-0", "smoe_upstream_port": str(port), "smoe_quiet": "0s"}
+    command, pipe = [watchdog, "-c", start, sys.executable, "-m", "functions.app"], subprocess.PIPE
+    ready = f"http://127.0.0.1:{port}/_/ready"
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, env={**os.environ, **own}) as process:
+        assert process.stdin is not None and process.stdout is not None
+        function = int(process.stdout.readline())
+        try:
+            until(lambda: status(ready) == 200)
+            os.kill(function, signal.SIGTERM)
+            until(lambda: status(ready) == 503)
+            time.sleep(1.0)  # much longer than it would stay by itself
+            assert status(ready) == 503
+            process.stdin.close()
+            until(lambda: status(ready) == 0)
+            assert status(ready) == 0
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(function, signal.SIGKILL)

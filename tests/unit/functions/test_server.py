@@ -271,8 +271,20 @@ async def test_drain_stays_until_no_call_has_come_for_a_while(start: Any, monkey
     await asyncio.wait_for(drain, 100)
 
 
-async def test_drain_does_not_stay_longer_than_its_time_however_many_calls_come(start: Any) -> None:
-    running = await start(echo(), idle_s=0.1, drain_s=0.2)
+async def test_drain_stays_without_a_call_while_who_passes_them_on_is_there(start: Any) -> None:
+    there = True
+    running = await start(echo(), settle_s=0.0, drain_s=1000.0, watched=lambda: there)
+    drain = asyncio.ensure_future(running.server.drain())
+    for _ in range(3):
+        await asyncio.sleep(0.1)
+        assert (await running.send(post("/", b"late")))[0][0] == 200
+    there = False
+    await asyncio.wait_for(drain, 100)
+
+
+@pytest.mark.parametrize("watched", [False, True])
+async def test_drain_does_not_stay_longer_than_its_time_however_many_calls_come(start: Any, watched: bool) -> None:
+    running = await start(echo(), idle_s=0.1, drain_s=0.2, watched=lambda: watched)
     drain = asyncio.ensure_future(running.server.drain())
     async with asyncio.timeout(100):
         while not drain.done():
