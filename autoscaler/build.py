@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import asdict, replace
 
@@ -9,6 +10,7 @@ from autoscaler.capacity import load_capacity
 from autoscaler.choice import Choice, chosen
 from autoscaler.contract import MetricsSource, Platform, Policy, Topology
 from autoscaler.decision.limits import LimitSettings
+from autoscaler.errors import PlatformError
 from autoscaler.logger import FunctionLogger
 from autoscaler.loop import Controller
 from autoscaler.monitor.prometheus import PrometheusSource
@@ -23,6 +25,9 @@ from autoscaler.prices import DEFAULT_SHEET, load_prices
 from autoscaler.settings import GUARDED, ControllerSettings, runtime_of, window_of
 from autoscaler.topology import load_topology
 from autoscaler.view import View
+from platform_words.memory import CONTAINERS
+
+log = logging.getLogger("smoe.autoscaler")
 
 ORDERS_AT_ONCE = 8
 """Orders sent at the same time to a cluster, whose API server answers each after milliseconds; a gateway changes one
@@ -35,7 +40,7 @@ def build_controller(settings: ControllerSettings, platform: Platform | None = N
     ``platform``: what orders go to, by default the gateway of the settings.
     Raises SettingsError, ``moe.errors.ManifestError`` and ``moe.errors.GroupingError``.
     """
-    choice = chosen(_making(settings))
+    choice = chosen(_making(informed(settings)))
     making, settings = choice.making, choice.making.settings
     topology, limits, prices = making.topology, making.limits, making.prices
     policy = guarded(make_policy(making), making)
@@ -70,6 +75,20 @@ def build_controller(settings: ControllerSettings, platform: Platform | None = N
         choice=choice.sentence,
     )
     return controller, window_s
+
+
+def informed(settings: ControllerSettings) -> ControllerSettings:
+    """``settings`` with what the functions run in, which a gateway is asked for where nothing states it. One that does
+    not answer leaves it open: memory is counted as for containers (:func:`autoscaler.settings.runtime_of`)."""
+    if settings.orchestration is not None:
+        return settings
+    if settings.platform == "kubernetes":
+        return replace(settings, orchestration=CONTAINERS)
+    try:
+        return replace(settings, orchestration=build_platform(settings, "").orchestration() or None)
+    except PlatformError as error:
+        log.warning("memory is counted as for containers until this controller starts again: %s", error)
+        return settings
 
 
 def check_policy(settings: ControllerSettings) -> Choice:

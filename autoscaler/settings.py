@@ -14,7 +14,7 @@ from pydantic import Field
 from autoscaler.checked import Checked, Flag, FromOne, FromZero, NotNegative, Positive, PositiveShare, Rule
 from autoscaler.contract import NAMESPACE, ConfigurationSpace
 from autoscaler.state.targets import Targets
-from platform_words.memory import FORKED, RuntimeMemory, container_memory
+from platform_words.memory import CONTAINERS, RuntimeMemory, runtime_memory
 
 POLICY_NAMES = (
     "static", "hpa", "tuned-hpa", "openfaas", "kpa", "keda", "apa", "slo-aware", "elasticmoe", "serverlessmoe",
@@ -130,6 +130,9 @@ class ControllerSettings(Checked):
     runtime_mb: FromZero | None = None
     """Memory of a worker besides its weights, in MiB: part of M_e of Eq. (2). [default: as measured; 64 where a gateway
     forks workers, in containers 224, 64 for experts in float32, 288 for the ingress]"""
+    orchestration: Annotated[str | None, Flag(hidden=True)] = None
+    """What functions run in, as /system/info calls it: process, all else containers, which count too where a gateway
+    does not answer. [default: asked once]"""
     platform: Literal["openfaas", "kubernetes"] = "openfaas"
     """Who gets the orders: a gateway's REST API, or the Kubernetes API server."""
     kubeconfig: Annotated[Path | None, Flag(file=True)] = None
@@ -207,10 +210,11 @@ def with_hpa(policy: str, table: Mapping[str, Any], hpa: Mapping[str, Any]) -> d
 
 
 def runtime_of(settings: ControllerSettings, dtype: str) -> RuntimeMemory:
-    """Memory of workers besides weights, of a pipeline of ``dtype``: as given, else as measured on the platform."""
+    """Memory of workers besides weights, of a pipeline of ``dtype``: as given, else as measured on the platform; that
+    of containers where the platform is not known: too much memory costs, too little kills."""
     if settings.runtime_mb is not None:
         return RuntimeMemory.same(settings.runtime_mb)
-    return container_memory(dtype) if settings.platform == "kubernetes" else FORKED
+    return runtime_memory(settings.orchestration or CONTAINERS, dtype)
 
 
 def window_of(settings: ControllerSettings) -> float:

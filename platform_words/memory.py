@@ -64,6 +64,10 @@ def container_memory(dtype: str) -> RuntimeMemory:
     return CONTAINER if dtype == BY_NUMPY else replace(CONTAINER, expert_mb=CONTAINER.segment_mb)
 
 
+PROCESS, CONTAINERS = "process", "kubernetes"
+"""Orchestrations of this project's backends."""
+
+
 def runtime_memory(orchestration: str, dtype: str) -> RuntimeMemory:
     """By what ``/system/info`` calls the platform's orchestration: that of the process backend forks its workers."""
-    return FORKED if orchestration == "process" else container_memory(dtype)
+    return FORKED if orchestration == PROCESS else container_memory(dtype)

@@ -21,6 +21,7 @@ from autoscaler.policy.hpa import hpa_of_windows
 from autoscaler.settings import ControllerSettings, with_hpa
 from gateway.client.client import GatewayClient
 from gateway.client.state import read_password
+from platform_words.memory import PROCESS
 from smoe.view.build import ViewBuilder
 from smoe.view.live import View
 from traces.model import Trace
@@ -46,6 +47,7 @@ def policy_part(
     """The controller's settings as far as a policy hangs on them: with another gateway they are the same policy's."""
     return ControllerSettings(
         gateway_url=gateway_url,
+        orchestration=PROCESS,
         manifest_dir=directory,
         policy=policy,
         plan=plan,

@@ -78,7 +78,7 @@ class OpenFaasPlatform:
         self._query = "" if namespace == NAMESPACE else f"?namespace={namespace}"
         retry = Retry(total=2, status=0, backoff_factor=0.1, allowed_methods=None, respect_retry_after_header=False)
         self._floors: dict[str, int] = {}
-        self._has_standbys: bool | None = None
+        self._info: Mapping[str, Any] | None = None
         self._session = requests.Session()
         self._session.trust_env = False
         self._session.mount("http://", HTTPAdapter(max_retries=retry))
@@ -103,7 +103,7 @@ class OpenFaasPlatform:
         return self._floors
 
     def apply(self, function: str, present: Configuration, target: Configuration) -> None:
-        if target.standbys and not self._standbys():
+        if target.standbys and self._about().get("standbys") is not True:
             refuse_standbys(function, target, "OpenFaaS has none")
         replicas = present.replicas
         if replace(target, replicas=present.replicas) != present:
@@ -114,11 +114,16 @@ class OpenFaasPlatform:
             body = {"serviceName": function, "replicas": target.replicas}
             self._call("POST", f"/system/scale-function/{function}{self._query}", body)
 
-    def _standbys(self) -> bool:
-        """Whether the gateway has standbys; asked once it is about to get some, until it has answered."""
-        if self._has_standbys is None:
-            self._has_standbys = self._json("GET", "/system/info", dict).get("standbys") is True
-        return self._has_standbys
+    def orchestration(self) -> str:
+        """What functions run in, as the gateway calls it; empty where it names nothing. Raises PlatformError."""
+        provider = self._about().get("provider")
+        return str(provider.get("orchestration", "")) if isinstance(provider, dict) else ""
+
+    def _about(self) -> Mapping[str, Any]:
+        """What the gateway reports of itself; asked until it has answered once."""
+        if self._info is None:
+            self._info = self._json("GET", "/system/info", dict)
+        return self._info
 
     def _update(self, function: str, target: Configuration) -> None:
         status = self._json("GET", f"/system/function/{function}{self._query}", dict)

@@ -24,6 +24,7 @@ from benchmarks.harness.controlling import controlling
 from benchmarks.harness.replay_process import ReplayProcess
 from benchmarks.harness.stepped_load import since_step_s
 from gateway.client.client import GatewayClient
+from platform_words.memory import PROCESS
 from simulation.arrays import Floats
 from simulation.engine.controlled import simulate_policy
 from simulation.engine.regions import measured_part
@@ -107,6 +108,7 @@ def settings_of(contender: Contender, run: Run, directory: Path) -> ControllerSe
         table |= {"profile": str(run.profile), "cpu_scale": run.cpu_scale, "mean_tokens": run.mean_tokens}
     return ControllerSettings(
         gateway_url="http://127.0.0.1:1",
+        orchestration=PROCESS,
         manifest_dir=directory,
         policy=contender.policy,
         policy_settings=table or None,

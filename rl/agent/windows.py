@@ -16,6 +16,7 @@ from autoscaler.prices import PriceSheet
 from autoscaler.settings import ControllerSettings, runtime_of
 from autoscaler.topology import load_topology
 from evaluation.comparison.learnt_files import published_actor
+from platform_words.memory import CONTAINERS, PROCESS
 from rl.agent.actor import SisoActor
 from rl.agent.contract import Batch, State
 from rl.agent.errors import NetworkError
@@ -121,6 +122,8 @@ def making_of(context: Mapping[str, Any]) -> Making:
     """What the policy of a log was made of: its settings are in the log. Raises SettingsError."""
     names = {entry.name for entry in fields(ControllerSettings)}  # older logs hold settings that are gone
     stored = {name: value for name, value in context["settings"].items() if name in names}
+    if "orchestration" not in stored:  # an older log, of a controller that took every gateway for the process backend
+        stored["orchestration"] = CONTAINERS if stored.get("platform") == "kubernetes" else PROCESS
     settings = from_table(ControllerSettings, stored)
     topology = load_topology(settings.manifest_dir, settings.max_functions)
     runtime = runtime_of(settings, topology.dtype)

@@ -22,6 +22,9 @@ class OpenFaas:
         self.ignores_updates = False
         self.standbys = False
         """Whether it announces standbys, as this project's gateway does."""
+        self.orchestration = "kubernetes"
+        self.asked_about = 0
+        """Times that it was asked what it is."""
         self.most_replicas: int | None = None
         self.writes: list[tuple[str, dict[str, Any]]] = []
 
@@ -31,7 +34,9 @@ class OpenFaas:
         if authorization != _EXPECTED:
             return 401, b"invalid credentials"
         if path == "/system/info":
-            return 200, json.dumps({"arch": "x86_64", **({"standbys": True} if self.standbys else {})}).encode()
+            self.asked_about += 1
+            about: dict[str, Any] = {"arch": "x86_64", "provider": {"orchestration": self.orchestration}}
+            return 200, json.dumps(about | ({"standbys": True} if self.standbys else {})).encode()
         if path == "/system/functions":
             return self._list_or_update(method, body)
         name = path.rpartition("/")[2]

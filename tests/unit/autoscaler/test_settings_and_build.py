@@ -10,6 +10,7 @@ import pytest
 
 from autoscaler.build import build_controller, shown
 from autoscaler.errors import SettingsError
+from autoscaler.logger import read_contexts
 from autoscaler.monitor.prometheus import PrometheusSource
 from autoscaler.monitor.scrape import ScrapeSource
 from autoscaler.policy.hpa import HpaPolicy
@@ -19,7 +20,11 @@ from autoscaler.topology import load_topology
 from moe.errors import GroupingError, ManifestError
 from moe.grouping import group
 from moe.manifest import load
+from platform_words.memory import CONTAINER, FORKED, RuntimeMemory
+from tests.contract.platform.server import AUTH, OpenFaas
+from tests.doubles.fake_platform import FakePlatform
 from tests.unit.autoscaler.manifests import write_pipeline
+from tests.unit.autoscaler.servers import serve
 
 
 @pytest.fixture
@@ -101,6 +106,39 @@ def test_the_default_is_hpa_over_direct_scrapes_with_a_window_of_one_interval(fo
     assert isinstance(controller.policy, HpaPolicy)
     assert controller.policy.settings.kinds == {"expert", "segment"}
     assert isinstance(controller._source._reader, ScrapeSource)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("orchestration", "more", "logged", "expected"),
+    [
+        ("process", {}, "process", FORKED),
+        ("kubernetes", {}, "kubernetes", CONTAINER),
+        ("containerd", {}, "containerd", CONTAINER),
+        ("process", {"password": "wrong"}, None, CONTAINER),
+        ("kubernetes", {"runtime_mb": 99}, "kubernetes", RuntimeMemory.same(99)),
+        ("kubernetes", {"orchestration": "process"}, "process", FORKED),
+    ],
+)
+def test_memory_of_eq_2_is_that_of_what_the_gateway_reports_that_functions_run_in(
+    folder: Path, tmp_path: Path, orchestration: str, more: dict[str, Any], logged: str | None, expected: RuntimeMemory
+) -> None:
+    gateway = OpenFaas({})
+    gateway.orchestration = orchestration
+    with serve(gateway.reply) as server:
+        asked = settings(folder, **{"password": AUTH[1], "policy": "static", "log_dir": tmp_path / "log", **more})
+        controller, _ = build_controller(replace(asked, gateway_url=server.url))
+        controller.tick(1000.0)
+        controller.close()
+    assert controller._limits.runtime == expected
+    (context,) = read_contexts(tmp_path / "log")
+    assert context["settings"]["orchestration"] == logged
+    assert gateway.asked_about == (0 if "orchestration" in more or "password" in more else 1)
+
+
+def test_memory_is_that_of_containers_where_no_gateway_answers_and_on_a_cluster(folder: Path) -> None:
+    for more in ({}, {"platform": "kubernetes"}):
+        controller, _ = build_controller(settings(folder, policy="static", **more), FakePlatform({}))
+        assert controller._limits.runtime == CONTAINER
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from autoscaler.logger import FunctionLogger
 from autoscaler.policies import Making
 from autoscaler.settings import ControllerSettings
 from evaluation.comparison.policies import limits_of
+from platform_words.memory import CONTAINER, FORKED, RuntimeMemory
 from rl.agent.actor import SisoActor
 from rl.agent.contract import Batch
 from rl.agent.errors import NetworkError
@@ -25,7 +26,7 @@ from rl.agent.export import save
 from rl.agent.policy import make
 from rl.agent.settings import NetworkSettings
 from rl.agent.variants import actor
-from rl.agent.windows import logged
+from rl.agent.windows import logged, making_of
 from rl.features import NODE_FEATURES, PIPELINE_FEATURES
 from simulation.engine.controlled import simulate_policy
 from simulation.engine.simulation import Simulation
@@ -97,7 +98,7 @@ def test_a_stored_decision_is_explained_from_the_log(
     chosen = tmp_path / "policy.toml"
     chosen.write_text(f'actor = "{stored}"\nworkload = "bert-4"\n')
     given = {"policy": "smoe", "policy_settings": chosen, "slo_s": one.slo_s, "log_dir": folder}
-    settings = ControllerSettings("http://127.0.0.1:1", tmp_path, **given)  # type: ignore[arg-type]
+    settings = ControllerSettings("http://127.0.0.1:1", tmp_path, orchestration="process", **given)  # type: ignore[arg-type]
     policy = make(Making(settings, one.topology, limits_of(one), one.prices))
     context = {"settings": shown(settings), "prices": asdict(one.prices)}
     simulation = Simulation(one, requests(), one.initial(START))
@@ -116,6 +117,28 @@ def test_a_stored_decision_is_explained_from_the_log(
     assert "4 of 4 desired configurations are those that were stored" in result.output
     with pytest.raises(NetworkError, match="has no window that ended at 5"):
         logged(folder, 5.0, None)
+
+
+@pytest.mark.parametrize(
+    ("platform", "logged", "expected"),
+    [
+        ("openfaas", "process", FORKED),
+        ("openfaas", "kubernetes", CONTAINER),
+        ("openfaas", None, CONTAINER),
+        ("openfaas", "older", FORKED),
+        ("kubernetes", "older", CONTAINER),
+    ],
+)
+def test_memory_of_a_stored_decision_is_what_was_in_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, platform: str, logged: str | None, expected: RuntimeMemory
+) -> None:
+    one = workload()
+    monkeypatch.setattr("rl.agent.windows.load_topology", lambda *_: replace(one.topology, dtype="float32"))
+    settings = shown(ControllerSettings("http://127.0.0.1:1", tmp_path, platform=platform))  # type: ignore[arg-type]
+    settings["orchestration"] = logged
+    if logged == "older":
+        del settings["orchestration"]
+    assert making_of({"settings": settings, "prices": asdict(one.prices)}).limits.runtime == expected
 
 
 def test_a_folder_without_a_log_is_refused(tmp_path: Path) -> None:
