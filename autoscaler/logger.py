@@ -60,7 +60,19 @@ _NODE_FIELDS = _numbers(NodeObservation._fields, ("configuration",))
 _LAYER_FIELDS = _numbers(_names(LayerObservation), ("layer",))
 _PIPELINE_FIELDS = _numbers(
     _names(Observation),
-    ("nodes", "layers", "problems", "stale", "start_s", "end_s", "generation", "arrivals", "taken_back", "decided_by"),
+    (
+        "nodes",
+        "layers",
+        "problems",
+        "stale",
+        "start_s",
+        "end_s",
+        "generation",
+        "arrivals",
+        "taken_back",
+        "redeployed",
+        "decided_by",
+    ),
 )
 _GENERATION_FIELDS = _numbers(_names(GenerationObservation), ())
 ARRIVALS = {

@@ -30,6 +30,7 @@ from autoscaler.contract import (
 from autoscaler.decision.limits import LimitSettings, LimitState, decide
 from autoscaler.errors import LogError, PlatformError
 from autoscaler.logger import FunctionLogger
+from autoscaler.own_sizes import OwnSizes
 from autoscaler.prices import PriceSheet, total_cost
 from autoscaler.state.features import complete
 from autoscaler.view import View
@@ -88,6 +89,7 @@ class Controller:
         self._orders_at_once = orders_at_once
         self._memory: Memory = None
         self._limit_state = LimitState()
+        self._sizes = OwnSizes()
         self._logged_problems: tuple[str, ...] = ()
         self._logged_failure = ""
 
@@ -114,6 +116,7 @@ class Controller:
             if result.failures:
                 decisions, result = self._decide_again(observation, proposal, decisions, result, now_s, bounds)
             self._limit_state = self._limit_state.after(result.applied, now_s)
+            self._sizes.ordered(decisions)
         cost, by_node = total_cost(paid, self.prices)
         report = TickReport(
             observation,
@@ -145,7 +148,8 @@ class Controller:
         except PlatformError as error:
             problems = (*observation.problems, f"the functions could not be listed, nothing is decided: {error}")
             return replace(observation, problems=problems), {}
-        return replace(complete(observation, present), taken_back=self._taken_back()), present
+        redeployed = frozenset[str]() if observation.stale else self._sizes.redeployed(present)
+        return replace(complete(observation, present), taken_back=self._taken_back(), redeployed=redeployed), present
 
     def _propose(self, observation: Observation, now_s: float) -> Proposal:
         try:

@@ -172,6 +172,8 @@ class Observation:
     taken_back: Mapping[str, int] = field(default_factory=dict)
     """Function → replicas it had before some were taken back for want of room; a policy that holds what there is asks
     for them again."""
+    redeployed: frozenset[str] = frozenset()
+    """Functions whose size somebody else changed since the window before."""
     decided_by: str = ""
     """Name of the policy that had decided what ran in the window, where that is another than the one that is asked:
     what such a window shows is not due to the orders of the one that is asked."""

@@ -22,11 +22,10 @@ from simulation.arrays import Floats
 
 _NODE = tuple(name for name in NodeObservation._fields if name != "configuration")
 _LAYER = tuple(entry.name for entry in fields(LayerObservation) if entry.name != "layer")
-_WINDOW = tuple(
-    entry.name
-    for entry in fields(Observation)
-    if entry.name not in ("nodes", "layers", "problems", "stale", "generation", "arrivals", "taken_back", "decided_by")
-)
+_UNSTORED = (
+    "nodes", "layers", "problems", "stale", "generation", "arrivals", "taken_back", "redeployed", "decided_by",
+)  # fmt: skip
+_WINDOW = tuple(entry.name for entry in fields(Observation) if entry.name not in _UNSTORED)
 SLACK = 0.5
 """Share of a window by which the next one may begin late, or overlap, and still follow it."""
 

@@ -14,8 +14,9 @@ One that comes back and misses λ again goes at once, and for longer each time. 
 first window in which nothing was answered, it may order more and not less.
 
 Who takes over may change replicas only, as HPA does. So the sizes that functions had before the chosen policy first
-decided about them come back with it: else it would keep for ever what was not to be trusted. Meanwhile it was asked as
-if they had been there, and comes with the replicas that it would have by then. They come alone, for whose room standbys
+decided about them, or that somebody else deployed since, come back with it: else it would keep for ever what was not to
+be trusted. Meanwhile it was asked as if they had been there, and comes with the replicas that it would have by then.
+They come alone, for whose room standbys
 have; from the next window on those of the chosen policy are asked for again.
 """
 
@@ -70,7 +71,7 @@ class FallbackMemory:
     loads: tuple[float, ...] = ()
     """Requests per second of the last windows, the newest at the end."""
     sizes: Mapping[str, Configuration] = field(default_factory=dict)
-    """Function → what it had when the chosen policy was first asked about it."""
+    """Function → what it had when the chosen policy was first asked about it, or somebody else deployed since."""
     alone: Mapping[str, Configuration] = field(default_factory=dict)
     """Function → what it would have by now if the other policy had decided all along."""
 
@@ -92,7 +93,7 @@ class FallbackPolicy:
         by = self._other.name if before.why else ""
         proposal = self._chosen.propose(replace(observation, decided_by=by), now_s, before.chosen)
         present = _present(observation, proposal.reasons)
-        sizes, alone = {**present, **before.sizes}, {**present, **before.alone}
+        sizes, alone = (_before(present, one, observation.redeployed) for one in (before.sizes, before.alone))
         instead = self._other.propose(observation if before.why else _as_with(alone, observation), now_s, before.other)
         alone = {name: instead.desired.get(name, present[name] if before.why else one) for name, one in alone.items()}
         after = replace(
@@ -122,6 +123,13 @@ def _present(observation: Observation, functions: Collection[str]) -> dict[str, 
         for node in observation.nodes
         if node.configuration is not None and node.function in functions
     }
+
+
+def _before(
+    present: Mapping[str, Configuration], earlier: Mapping[str, Configuration], redeployed: Collection[str]
+) -> dict[str, Configuration]:
+    """``earlier``, and what is ``present`` of functions that are new or that somebody else has deployed since."""
+    return {**present, **{name: one for name, one in earlier.items() if name not in redeployed}}
 
 
 def _as_with(alone: Mapping[str, Configuration], observation: Observation) -> Observation:

@@ -69,6 +69,38 @@ def test_load_comes_and_goes_and_replicas_follow() -> None:
     assert seen == [1, 1, 3, 3, 3, 3, 3, 3, 1, 1, 1, 1]
 
 
+class Alternating:
+    """Two cores, then three, then two …"""
+
+    name = "alternating"
+
+    def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
+        number = int(memory or 0)  # type: ignore[call-overload]
+        desired = configuration(cpu_cores=2.0 + number % 2)
+        return Proposal({FUNCTION: desired}, {FUNCTION: "as ever"}, number + 1)
+
+
+def test_sizes_that_somebody_else_deploys_are_reported_once_and_the_controllers_own_never() -> None:
+    plant = Plant()
+    subject = controller(plant, Alternating())
+    seen = []
+    for tick, others in enumerate([None, None, 5.0, None, None, 3.0]):
+        if others:
+            plant.platform.functions[FUNCTION] = configuration(cpu_cores=others)
+        seen.append(subject.tick(NOW_S + 5 * tick).observation.redeployed)
+    assert seen == [frozenset(), frozenset(), {FUNCTION}, frozenset(), frozenset(), frozenset()]
+
+
+def test_a_size_that_is_deployed_in_a_stale_window_is_reported_in_the_next_one() -> None:
+    plant = Plant()
+    subject = controller(plant)
+    subject.tick(NOW_S)
+    plant.platform.functions[FUNCTION], plant.stale = configuration(cpu_cores=5.0), True
+    assert subject.tick(NOW_S + 5).observation.redeployed == frozenset()
+    plant.stale = False
+    assert subject.tick(NOW_S + 10).observation.redeployed == {FUNCTION}
+
+
 def test_a_tick_reports_what_was_observed_decided_done_and_paid() -> None:
     plant = Plant()
     plant.calls = 5.6

@@ -139,6 +139,18 @@ def test_the_sizes_from_before_the_policys_first_decision_come_back_with_hpa(hpa
     assert third.by == "hpa" and third.desired == ({FUNCTION: replace(deployed, replicas=5)} if hpa_desires else {})
 
 
+def test_sizes_that_somebody_deployed_later_come_back_and_not_those_from_before() -> None:
+    small, larger = configuration(1, cpu_cores=0.5), configuration(2, cpu_cores=4.0)
+    watched = FallbackPolicy(Fixed("learnt", small), Silent(False), FallbackSettings(Targets(SLO_S), windows=1))
+    story = ((configuration(3, cpu_cores=2.0), 0.05, ()), (larger, 0.05, (FUNCTION,)), (small, 0.2, ()))
+    memory: object = None
+    for now, p95_s, redeployed in story:
+        one = observation({"expert-0-0": {"configuration": now}}, latency_p95_s=p95_s, redeployed=frozenset(redeployed))
+        proposal = watched.propose(one, NOW_S, memory)
+        memory = proposal.memory
+    assert (proposal.by, proposal.desired) == ("hpa", {FUNCTION: larger})
+
+
 def test_hpa_is_asked_as_if_the_sizes_had_stayed_that_come_back_with_it() -> None:
     """Three small replicas at 0.6 of a core each are 1.8 cores: 0.9 of one replica of two cores, 0.45 of two."""
     deployed, small = configuration(1, cpu_cores=2.0), configuration(3, cpu_cores=1.0)
