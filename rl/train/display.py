@@ -55,7 +55,7 @@ class Display:
             if self._console.is_terminal:
                 self._bar.update(self._task, description=self.line(), completed=self._limit.spent_s / 60)
             else:
-                self._console.print(self.line())
+                self._console.print(self.line(), soft_wrap=True, markup=False, highlight=False)
 
     def line(self) -> str:
         """Where the run is, in a line."""
