@@ -23,6 +23,8 @@ from platform_words.connections import OpenConnections, allowed
 
 SLOWEST_BYTES_S = 16 * 1024
 """What a body that takes longer than its time has to bring: so large ones may go on, and trickling ones do not."""
+BEHIND_BYTES = 1 << 20
+"""What waits in this process behind the bytes that a client does not take: pieces of the reply on their way here."""
 MOST_HEADERS = 256
 """Thousands of short ones would take twenty times their bytes."""
 _PHRASES = {status: HTTPStatus(status).phrase.encode() for status in (400, 405, 408, 431, 503)}
@@ -45,11 +47,32 @@ class RequestBounds:
     connection, and the client might never read why it was refused."""
 
 
+class Untaken:
+    """Replies that clients do not take now, of one server: where they are more than ``most`` bytes together (0: no
+    limit), the connection that has taken nothing for longest ends."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._bytes = most, 0
+        self._sizes: dict[GuardedProtocol, int] = {}
+
+    def add(self, connection: GuardedProtocol, size: int) -> None:
+        self._sizes[connection] = size
+        self._bytes += size
+        while self._most and self._bytes > self._most and len(self._sizes) > 1:
+            longest = next(iter(self._sizes))
+            self.remove(longest)
+            longest.transport.abort()
+
+    def remove(self, connection: GuardedProtocol) -> None:
+        self._bytes -= self._sizes.pop(connection, 0)
+
+
 class GuardedProtocol(HttpToolsProtocol):
     """One client connection; :func:`guarded` sets its bounds."""
 
     bounds = RequestBounds()
     clients: OpenConnections[GuardedProtocol]
+    untaken: Untaken
     open_paths: tuple[bytes, ...] = ()
     """What is answered although there are too many connections: whether this server lives."""
 
@@ -80,12 +103,14 @@ class GuardedProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         self._untaken = self.loop.call_later(self.bounds.taken_within_s, self.transport.abort)
+        self.untaken.add(self, self.transport.get_write_buffer_size() + BEHIND_BYTES)
 
     def resume_writing(self) -> None:
         self._taken()
         super().resume_writing()
 
     def _taken(self) -> None:
+        self.untaken.remove(self)
         if self._untaken is not None:
             self._untaken.cancel()
             self._untaken = None
@@ -260,8 +285,11 @@ class GuardedProtocol(HttpToolsProtocol):
         return True
 
 
-def guarded(bounds: RequestBounds, most: int = 0, open_paths: tuple[bytes, ...] = ()) -> type[GuardedProtocol]:
+def guarded(
+    bounds: RequestBounds, most: int = 0, open_paths: tuple[bytes, ...] = (), untaken_bytes: int = 0
+) -> type[GuardedProtocol]:
     """The class for ``uvicorn.Config(http=…)`` of one server with these bounds; ``most``: connections (0: no limit but
     that of files). uvicorn's own ``limit_concurrency`` counts idle connections and refuses health checks, too."""
     clients: OpenConnections[GuardedProtocol] = OpenConnections(allowed(most))
-    return type("BoundProtocol", (GuardedProtocol,), {"bounds": bounds, "clients": clients, "open_paths": open_paths})
+    shared = {"bounds": bounds, "clients": clients, "untaken": Untaken(untaken_bytes), "open_paths": open_paths}
+    return type("BoundProtocol", (GuardedProtocol,), shared)

@@ -26,7 +26,7 @@ from gateway.backends.process.settings import ProcessSettings
 from gateway.callbacks import CallbackTargets
 from gateway.contract import Backend, BackendError, FunctionSpec
 from gateway.durations import parse_duration
-from gateway.memory import held_bytes_of, memory_bytes
+from gateway.memory import held_bytes_of, memory_bytes, untaken_bytes_of
 from gateway.options import listening_options
 from gateway.serving import build_server, listen
 from gateway.settings import GatewaySettings, ensure_credentials
@@ -200,7 +200,8 @@ def main(
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     cluster = take_kubernetes_options(options)
-    held_bytes = held_bytes_of(memory_mib << 20 if memory_mib else memory_bytes())
+    memory = memory_mib << 20 if memory_mib else memory_bytes()
+    held_bytes = held_bytes_of(memory)
     settings = GatewaySettings(
         keeps_functions=backend == "process",
         images=_image_table(images),
@@ -209,6 +210,7 @@ def main(
         max_body_bytes=max_body_mb << 20,
         held_bytes=held_bytes,
         async_held_bytes=held_bytes // 2,
+        untaken_bytes=untaken_bytes_of(memory),
         **options,
     )
     if not settings.loopback and not settings.basic_auth and not open_control:

@@ -7,14 +7,20 @@ from pathlib import Path
 
 MOST_HELD_BYTES = 512 << 20
 """Bodies held at a time on a machine with memory to spare."""
-SHARE = 2
-"""Half of the memory is for bodies, the rest for the process and its connections."""
+SHARE, UNTAKEN_SHARE = 2, 8
+"""Half of the memory is for bodies, an eighth for replies that clients do not take, the rest for the process and its
+connections."""
 _FILES = {"": ("", "memory.max"), "memory": ("memory", "memory.limit_in_bytes")}
 
 
 def held_bytes_of(memory_bytes: int) -> int:
     """Bytes of bodies that a gateway with so much memory holds at a time."""
     return min(MOST_HELD_BYTES, memory_bytes // SHARE)
+
+
+def untaken_bytes_of(memory_bytes: int) -> int:
+    """Bytes of replies that wait for their clients."""
+    return min(MOST_HELD_BYTES, memory_bytes // UNTAKEN_SHARE)
 
 
 def memory_bytes(root: Path = Path("/sys/fs/cgroup"), listing: Path = Path("/proc/self/cgroup")) -> int:

@@ -45,7 +45,7 @@ def build_server(app: Any, settings: GatewaySettings) -> Server:
     )
     config = uvicorn.Config(
         app,
-        http=guarded(bounds, settings.max_connections, ALIVE_PATHS),
+        http=guarded(bounds, settings.max_connections, ALIVE_PATHS, settings.untaken_bytes),
         loop="none",
         lifespan="off",
         access_log=False,

@@ -39,6 +39,8 @@ class GatewaySettings:
     held_bytes: int = MOST_HELD_BYTES
     """Bodies held at a time: of calls under way (beyond it one is refused with 503), of calls that wait, and of replies
     for callbacks. ``memory`` has what fits."""
+    untaken_bytes: int = MOST_HELD_BYTES
+    """Replies that clients do not take; beyond it the connection that has taken nothing for longest ends."""
     max_connections: int = 4096
     """Connections at a time (0: as many as a third of the files that may be open, which bounds them in any case).
     Beyond it the one that is idle or slow for longest ends; where all have calls under way a request gets 503."""

@@ -13,7 +13,7 @@ import yaml
 from click.testing import CliRunner
 
 from gateway import main
-from gateway.memory import held_bytes_of, memory_bytes
+from gateway.memory import held_bytes_of, memory_bytes, untaken_bytes_of
 from gateway.settings import GatewaySettings
 from platform_words.resources import parse_quantity
 
@@ -54,10 +54,10 @@ def test_without_cgroups_the_machine_s_memory_counts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("flags", "expected_mib"),
-    [(("--memory-mib", "64"), (32, 16)), ((), (100, 50))],
+    [(("--memory-mib", "64"), (32, 16, 8)), ((), (100, 50, 25))],
 )
 def test_bounds_follow_the_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], expected_mib: tuple[int, int]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], expected_mib: tuple[int, int, int]
 ) -> None:
     begun: list[GatewaySettings] = []
 
@@ -68,7 +68,8 @@ def test_bounds_follow_the_memory(
     monkeypatch.setattr(main, "memory_bytes", lambda: 200 * MIB)
     ended = CliRunner().invoke(main.main, ["--state", str(tmp_path / "s"), *flags])
     assert ended.exit_code == 0, ended.output
-    assert (begun[0].held_bytes // MIB, begun[0].async_held_bytes // MIB) == expected_mib
+    bounds = (begun[0].held_bytes, begun[0].async_held_bytes, begun[0].untaken_bytes)
+    assert tuple(bound // MIB for bound in bounds) == expected_mib
 
 
 def shipped_limits() -> list[int]:
@@ -91,4 +92,4 @@ def test_all_that_is_held_fits_the_shipped_pod_beside_the_gateway_itself(limit: 
     heads = usual.max_connections * usual.max_head_bytes
     running = usual.async_workers * usual.async_body_bytes  # calls of a queue that NATS keeps
     assert own > 20 * MIB
-    assert held_bytes_of(limit) + heads + running + own < limit
+    assert held_bytes_of(limit) + untaken_bytes_of(limit) + heads + running + own < limit

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import pytest
 import uvicorn
@@ -121,6 +122,24 @@ async def _trickle(client: Client) -> None:
         while True:
             client[1].write(b"x")
             await asyncio.sleep(0.01)
+
+
+async def test_where_too_much_is_not_taken_who_has_taken_nothing_for_longest_is_cut_off(start: Starter) -> None:
+    async def large(seen: FakeRequest, connection: FakeConnection) -> None:
+        connection.write(reply(200, bytes(16 << 20)))  # more than the system takes on the way
+
+    async with start(untaken_bytes=5 << 20) as running:
+        await running.deploy(program=large)
+        host, _, port = running.address.rpartition(":")
+        with ExitStack() as lines:
+            for count in range(1, 8):
+                line = lines.enter_context(socket.socket())
+                line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                line.connect((host, int(port)))
+                line.sendall(request("GET", "/function/f", close=False))
+                await running.until(lambda count=count: len(running.replicas()[0].requests) == count)  # type: ignore[misc]
+            await running.until(lambda: len(running.replicas()[0].connections) <= 4)
+            assert (await running.call("GET", "/healthz")).status == 200
 
 
 async def test_who_takes_nothing_of_a_reply_is_cut_off_and_who_takes_it_slowly_is_not() -> None:
