@@ -258,6 +258,7 @@ class UpstreamConnection(asyncio.Protocol):
         elif self.usable and self._keep_alive and not self._chunks:
             return True
         self.abort("not kept")
+        self._chunks.clear()  # parser and connection refer to each other: else they would stay until a collection
         return False
 
     def abort(self, reason: str) -> None:
