@@ -84,7 +84,7 @@ $(WHEEL)/.installed: $(STAMP)
 	$(WHEEL)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/smoe-*.whl
 	@touch $@
 
-image:  ## the functions' image and its SBOM in dist/, without a registry (root, Debian): make image WATCHDOG=FILE
+image:  ## both images and their SBOMs in dist/, without a registry (root, Debian): make image WATCHDOG=FILE
 	@test -n "$(WATCHDOG)" || { echo "say WATCHDOG=FILE: which of-watchdog goes into it"; exit 1; }
 	deploy/image.sh $(WATCHDOG) dist
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# The functions' image from function.Dockerfile, without a registry of images and without a container engine:
+# The images of function.Dockerfile and control.Dockerfile, without a registry and without a container engine:
 #
 #   deploy/image.sh FWATCHDOG [OUT]
 #
-# FWATCHDOG is of-watchdog, a given program; OUT (dist/) gets function.tar.gz for `docker load` or `ctr images import`,
-# and its bill of materials. Needs root and Debian's buildah and debootstrap: the base image is made of Debian's
-# packages. PIPELINE names a folder to bake in, WHEELS one with a CPU-only wheel of torch, STORE one where images are
-# kept afterwards (tests/contract/gateway/conformance/image.sh runs them from there).
+# FWATCHDOG is of-watchdog, a given program; OUT (dist/) gets function.tar.gz and control.tar.gz for `docker load` or
+# `ctr images import`, and their bills of materials. Needs root and Debian's buildah and debootstrap: the base image is
+# made of Debian's packages. PIPELINE names a folder to bake in, WHEELS one with a CPU-only wheel of torch, STORE one
+# where images are kept afterwards (tests/contract/gateway/conformance/image.sh runs one from there), IMAGES those made.
 set -euo pipefail
 [ $# -ge 1 ] && [ -x "$1" ] || { echo "say which of-watchdog: deploy/image.sh FWATCHDOG [OUT]" >&2; exit 2; }
 [ "$(id -u)" = 0 ] || { echo "only root can make the base image's file system" >&2; exit 2; }
@@ -38,13 +38,17 @@ buildah "${storage[@]}" commit -q --rm "$holder" ghcr.io/openfaas/of-watchdog:0.
 rm -rf "$work/base"
 
 mkdir "$work/tree"
-tar -C "$root" -c deploy moe functions platform_words | tar -x -C "$work/tree"
+rooms=(moe functions platform_words gateway autoscaler placement smoe simulation evaluation rl)
+tar -C "$root" --exclude=__pycache__ -c deploy "${rooms[@]}" | tar -x -C "$work/tree"
 [ -z "${PIPELINE:-}" ] || cp -r "$PIPELINE" "$work/tree/deploy/pipelines/$(basename "$PIPELINE")"
 options=(--pull-never --network host --format docker -v /etc/ssl/certs/ca-certificates.crt:/etc/ssl/certs/ca-certificates.crt:ro)
 [ ! -d "$wheels" ] || options+=(-v "$wheels:/wheels:ro" --build-arg PIP_OPTIONS="--find-links /wheels")
-buildah "${storage[@]}" bud "${options[@]}" -f "$work/tree/deploy/function.Dockerfile" -t docker.io/smoe/function:0.2.0 "$work/tree"
-buildah "${storage[@]}" push -q docker.io/smoe/function:0.2.0 "docker-archive:$work/function.tar:docker.io/smoe/function:0.2.0"
-gzip -c "$work/function.tar" >"$out/function.tar.gz"
-made=$(buildah "${storage[@]}" from --pull-never docker.io/smoe/function:0.2.0)
-cp "$(buildah "${storage[@]}" mount "$made")/opt/venv/sbom.json" "$out/function.sbom.json"
-du -m "$out/function.tar.gz" "$out/function.sbom.json"
+for name in ${IMAGES:-function control}; do
+  buildah "${storage[@]}" bud "${options[@]}" -f "$work/tree/deploy/$name.Dockerfile" -t "docker.io/smoe/$name:0.2.0" "$work/tree"
+  buildah "${storage[@]}" push -q "docker.io/smoe/$name:0.2.0" "docker-archive:$work/$name.tar:docker.io/smoe/$name:0.2.0"
+  gzip -c "$work/$name.tar" >"$out/$name.tar.gz"
+  rm "$work/$name.tar"
+  made=$(buildah "${storage[@]}" from --pull-never "docker.io/smoe/$name:0.2.0")
+  cp "$(buildah "${storage[@]}" mount "$made")/opt/venv/sbom.json" "$out/$name.sbom.json"
+  du -m "$out/$name.tar.gz" "$out/$name.sbom.json"
+done

@@ -1,38 +1,40 @@
 #!/usr/bin/env bash
 # Build the functions' image with deploy/image.sh and run a pipeline in it: image.sh FWATCHDOG PIPELINE_FOLDER.
 # FWATCHDOG is of-watchdog, a given program, or without_watchdog.sh. Needs root, what deploy/image.sh needs, and iproute2;
-# no container engine. The image may have 400 MB. Two containers, ingress and all stages, each with the memory limit that
-# `smoe deploy` gives it in a cluster, a read-only root, an unprivileged user and a network namespace of its own
-# (of-watchdog's port for metrics is fixed); the pipeline is mounted. The answer must equal the whole model's, a call of
-# more tokens than a function takes at once is answered too, and no process is killed. Everything ends with it.
+# no container engine. The image may have 400 MB. Three containers, ingress, all stages, and one expert alone
+# (without torch), each with the memory limit that `smoe deploy` gives it in a cluster, a read-only root, an unprivileged
+# user and a network namespace of its own (of-watchdog's port for metrics is fixed); the pipeline is mounted. Answers
+# must equal the whole model's, as many tokens as the expert takes at once are in its call, a call of more tokens than
+# the stages take is answered too, and no process is killed. Everything ends with it.
 set -euo pipefail
 watchdog=$(realpath "$1") pipeline=$(realpath "$2")
 root=$(realpath "$(dirname "$0")/../../../..")
 python=${PYTHON:-$root/.venv/bin/python}
 work=$(mktemp -d)
+names=(stages ingress expert)
 cgroups=()
 storage=(--storage-driver vfs --root "$work/images" --runroot "$work/run")
 finish() {
-  for name in stages ingress; do ip netns pids "smoe-$name" 2>/dev/null | xargs -r kill -9 || true; done
-  for name in stages ingress; do ip netns del "smoe-$name" 2>/dev/null || true; done
+  for name in "${names[@]}"; do ip netns pids "smoe-$name" 2>/dev/null | xargs -r kill -9 || true; done
+  for name in "${names[@]}"; do ip netns del "smoe-$name" 2>/dev/null || true; done
   ip link del smoe-bridge 2>/dev/null || true
   for folder in "${cgroups[@]}"; do
     for _ in {1..50}; do ! rmdir "$folder" 2>/dev/null || break; sleep 0.1; done # those killed take a moment to leave
   done
-  for name in stages ingress; do umount -R -l "$work/$name" 2>/dev/null || true; done
+  for name in "${names[@]}"; do umount -R -l "$work/$name" 2>/dev/null || true; done
   buildah "${storage[@]}" rm --all >/dev/null || true
   rm -rf --one-file-system "$work"
 }
 trap finish EXIT
 
-STORE=$work "$root/deploy/image.sh" "$watchdog" "$work/out"
+STORE=$work IMAGES=function "$root/deploy/image.sh" "$watchdog" "$work/out"
 size=$(stat -c %s "$work/out/function.tar.gz")
 echo "the image has $((size / 1000000)) MB"
 [ "$size" -le 400000000 ] || { echo "that is more than 400 MB" >&2; exit 1; }
 
 ip link add smoe-bridge type bridge && ip addr add 10.9.0.1/24 dev smoe-bridge && ip link set smoe-bridge up
 number=2
-for name in stages ingress; do
+for name in "${names[@]}"; do
   ip netns add "smoe-$name"
   ip link add "smoe-$name" type veth peer name eth0 netns "smoe-$name"
   ip link set "smoe-$name" master smoe-bridge up
@@ -49,6 +51,9 @@ limited() { # NAME: make the container's cgroup, with its memory limit
 }
 killed() { # NAME: how many of the container's processes were killed for memory
   cat /sys/fs/cgroup{/memory,}/smoe-"$1"/memory.{oom_control,events} 2>/dev/null | sed -n 's/^oom_kill //p' || true
+}
+most_used() { # NAME: MiB that the container's processes had at most
+  cat /sys/fs/cgroup{/memory,}/smoe-"$1"/memory.{max_usage_in_bytes,peak} 2>/dev/null | awk '{print int($1 / 2^20)}' || true
 }
 container() { # NAME, its environment: start it in its namespace as the kubelet does, with /tmp to write to and no more
   local name=$1 made files="$work/$1"
@@ -73,18 +78,20 @@ container() { # NAME, its environment: start it in its namespace as the kubelet 
 }
 cd "$root"
 "$python" -m tests.contract.gateway.conformance.image_environment "$pipeline" http://10.9.0.2:8080 "$work"
-mapfile -t stages <"$work/stages.env"
-mapfile -t ingress <"$work/ingress.env"
-container stages "${stages[@]}"
-container ingress "${ingress[@]}"
-curl -sf --retry 60 --retry-delay 1 --retry-all-errors http://10.9.0.2:8080/_/ready >/dev/null
-curl -sf --retry 60 --retry-delay 1 --retry-all-errors http://10.9.0.3:8080/_/ready >/dev/null
+for name in "${names[@]}"; do
+  mapfile -t environment <"$work/$name.env"
+  container "$name" "${environment[@]}"
+done
+for host in 2 3 4; do # stages, ingress, expert
+  curl -sf --retry 60 --retry-delay 1 --retry-all-errors "http://10.9.0.$host:8080/_/ready" >/dev/null || { tail "$work"/*.log; exit 1; } >&2
+done
 curl -sf -H 'content-type: application/json' -d '{"inputs": "A container answers."}' http://10.9.0.3:8080/ >"$work/answer.json"
-"$python" -m tests.contract.gateway.conformance.image_environment --check "$work/answer.json" "$pipeline"
+curl -sS --fail-with-body --data-binary "@$work/expert.call" http://10.9.0.4:8080/ -o "$work/expert.reply" || { tail "$work/expert.log"; exit 1; } >&2
+"$python" -m tests.contract.gateway.conformance.image_environment --check "$work" "$pipeline"
 curl -s -S --fail-with-body -H 'content-type: application/json' -d "@$work/many.json" -o "$work/many.out" http://10.9.0.3:8080/ \
   || { head -c 1000 "$work/many.out"; tail "$work"/*.log; exit 1; } >&2
-for name in stages ingress; do
+for name in "${names[@]}"; do
   count=$(killed "$name")
-  echo "$name: limit $(($(cat "$work/$name.limit") >> 20)) MiB, ${count:-no number of} processes killed for memory"
+  echo "$name: limit $(($(cat "$work/$name.limit") >> 20)) MiB, most used: $(most_used "$name"), ${count:-no number of} processes killed for memory"
   [ "${count:-0}" = 0 ] || exit 1
 done

@@ -1,8 +1,9 @@
-"""For ``image.sh``: environment and memory limit of a pipeline's two containers, and whether their answer is right.
+"""For ``image.sh``: environment and memory limit of a pipeline's three containers, and whether their answers are right.
 
-``PIPELINE ADDRESS FOLDER`` writes ``stages.env`` and ``ingress.env``, a NAME=VALUE a line, ``stages.limit`` and
-``ingress.limit`` in bytes, and ``many.json``, a call of more tokens than a function takes at once; ``--check ANSWER
-PIPELINE`` compares an answer with the whole model's and exits with 1 where they differ by more than 1e-5.
+``PIPELINE ADDRESS FOLDER`` writes, for each of ``stages``, ``ingress`` and ``expert``, ``.env``, a NAME=VALUE a line,
+and ``.limit`` in bytes; ``many.json``, a call of more tokens than a function takes at once; ``expert.call``, of as many
+as the expert takes. ``--check FOLDER PIPELINE`` compares ``answer.json`` and ``expert.reply`` with what torch computes,
+and exits with 1 where they differ by more than 1e-5.
 """
 
 from __future__ import annotations
@@ -10,43 +11,66 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from functions.wire import format as wire
 from moe.manifest import load
 from moe.reference import WholeModel
-from platform_words.memory import container_memory
+from moe.runtime import load_node
+from platform_words.memory import PEAK_TOKENS, container_memory
 from platform_words.resources import parse_quantity
 from smoe.deployment import DeploymentSettings, function_deployments
 
 TEXT = "A container answers."
 MANY = [" ".join(["word"] * 250)] * 40
+EXPERT = "expert-0-0"
 
 
 def write(pipeline: Path, address: str, folder: Path) -> None:
-    """All stages behind one function, the ingress before them, with the limits that ``smoe deploy`` gives in a
-    cluster."""
+    """All stages behind one function, the ingress before them, and one expert as it is deployed alone, with the limits
+    that ``smoe deploy`` gives in a cluster."""
     manifest = load(pipeline, verify=False)
     runtime = container_memory(manifest.dtype)
-    settings = DeploymentSettings(max_functions=2, address_template=address, runtime=runtime)
-    for deployment in function_deployments(manifest, settings):
-        name = "ingress" if deployment["envVars"]["smoe_nodes"] == "ingress" else "stages"
+    grouped = DeploymentSettings(max_functions=2, address_template=address, runtime=runtime)
+    ingress, stages = function_deployments(manifest, grouped)
+    alone = function_deployments(manifest, DeploymentSettings(runtime=runtime))
+    (expert,) = [one for one in alone if one["envVars"]["smoe_nodes"] == EXPERT]
+    containers: dict[str, dict[str, Any]] = {"ingress": ingress, "stages": stages, "expert": expert}
+    for name, deployment in containers.items():
         lines = [f"{key}={value}\n" for key, value in deployment["envVars"].items()]
         (folder / f"{name}.env").write_text("".join(lines))
         (folder / f"{name}.limit").write_text(str(int(parse_quantity(deployment["limits"]["memory"]))))
     (folder / "many.json").write_text(json.dumps({"inputs": MANY}))
+    (folder / "expert.call").write_bytes(wire.encode_bytes({"x": _rows(pipeline)}))
 
 
-def differs(answer: Path, pipeline: Path) -> float:
-    """Largest difference, relative to the largest number of the whole model's embedding."""
-    ours = torch.tensor(json.loads(answer.read_text())["embeddings"])
-    theirs = WholeModel(pipeline).embed([TEXT])
-    return float((ours - theirs).abs().max() / theirs.abs().max())
+def differences(folder: Path, pipeline: Path) -> dict[str, float]:
+    """Of the embedding and of the expert's rows: the largest one, relative to the largest number of torch's."""
+    y = wire.decode(bytearray((folder / "expert.reply").read_bytes()))["y"]
+    expert = load_node(pipeline, load(pipeline, verify=False), EXPERT)
+    pairs = {
+        "the containers' answer": (_answer(folder / "answer.json"), WholeModel(pipeline).embed([TEXT])),
+        "the expert's reply": (y, expert.run({"x": _rows(pipeline)})["y"]),
+    }
+    return {what: float((ours - theirs).abs().max() / theirs.abs().max()) for what, (ours, theirs) in pairs.items()}
+
+
+def _answer(path: Path) -> torch.Tensor:
+    return torch.tensor(json.loads(path.read_text())["embeddings"])
+
+
+def _rows(pipeline: Path) -> torch.Tensor:
+    """Of ``PEAK_TOKENS`` tokens, made up: ``[PEAK_TOKENS, width]``."""
+    width = load(pipeline, verify=False).node(EXPERT).bytes_in_per_token // 4
+    return torch.randn(PEAK_TOKENS, width, generator=torch.Generator().manual_seed(1))
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "--check":
-        error = differs(Path(sys.argv[2]), Path(sys.argv[3]))
-        print(f"the containers' answer differs from the whole model's by {error:.1e}")
-        sys.exit(error > 1e-5)
+        found = differences(Path(sys.argv[2]), Path(sys.argv[3]))
+        for what, error in found.items():
+            print(f"{what} differs from torch's by {error:.1e}")
+        sys.exit(max(found.values()) > 1e-5)
     write(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
