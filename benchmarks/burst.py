@@ -8,9 +8,11 @@ time of the run without, as the policy ``staffing`` states it; ``--unstated``: t
 ``activation_ms``: from the request that finds too few replicas until the first call begins at an activated one;
 ``open_ms``: until those of all layers can be called; ``next_ms``: until the next call is for one of its functions,
 whichever replica gets it; ``waited_ms_p99``: from that call until the first at a standby; ``answer_ms``: until the
-first such call was answered, its own time included. ``p95_ratio``: P95 of requests that arrive in a burst, over that
-of those between bursts (a second after one left out). Costs are the experts' in an hour: always-running replicas and
-standbys (``provisioned``), of which ``standby`` for standbys, waiting and activated, and ``busy``, Eq. (7).
+first such call was answered, its own time included. These are of the activations that begin in a burst;
+``between_bursts`` has the others, often of one function for which no call comes for a while. ``p95_ratio``: P95 of
+requests that arrive in a burst, over that of those between bursts (a second after one left out). Costs are the
+experts' in an hour: always-running replicas and standbys (``provisioned``), of which ``standby`` for standbys,
+waiting and activated, and ``busy``, Eq. (7).
 The last line is one JSON object.
 """
 
@@ -159,16 +161,18 @@ def wait_started(running: RunningPipeline, functions: set[str], replicas: int) -
 
 def measured(
     running: RunningPipeline, topology: Topology, load: Load, texts: list[str]
-) -> tuple[Side, Mapping[str, float]]:
-    """One run on the pipeline as it is deployed, and seconds of a replica that a token cost each function in it."""
+) -> tuple[Side, Mapping[str, float], float]:
+    """One run on the pipeline as it is deployed, seconds of a replica that a token cost each function in it, and when
+    its trace began, by the machine's monotonic clock."""
     prices = load_prices()
     platform = OpenFaasPlatform(running.gateway.connect().url, topology.pipeline, running.gateway.auth)
     monitor = Monitor(topology, ScrapeSource(running.client.url, running.gateway.auth, stale_s=600.0))
     begun_s = time.time()
     monitor.observe(begun_s, 1.0)
     with ReplayProcess(running.url) as sender:
-        _, result = sender.replay(load.trace, texts)
+        sent_s, result = sender.replay(load.trace, texts)
     now_s = time.time()
+    start_s = sent_s - now_s + time.monotonic()
     observation = complete(monitor.observe(now_s, now_s - begun_s), platform.configurations())
     nodes = [node for node in observation.nodes if node.kind == "expert"]
     costs = [function_cost([node], observation.window_s, prices) for node in nodes]
@@ -192,7 +196,7 @@ def measured(
         len(answered),
         len(result.records) - len(answered),
     )
-    return side, Work().after(observation).token_s
+    return side, Work().after(observation).token_s, start_s
 
 
 def per_hour(costs: list[float | None], hours: float) -> float | None:
@@ -225,6 +229,22 @@ def waits(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     began at its standbys, none where that call itself did."""
     both = [(row["next_call_s"], row["first_call_s"]) for row in rows]
     return [{"waited_s": first_s - next_s} for next_s, first_s in both if next_s is not None and first_s is not None]
+
+
+def times_ms(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """How many activations there were, their times, and the slowest."""
+    times = {
+        f"{name}_ms_{quantile}": value
+        for name, field in TIMES_OF.items()
+        for quantile, value in zip(("p50", "p99"), quantiles_ms(rows, field), strict=True)
+    }
+    served = sorted((row for row in rows if row["first_call_s"]), key=itemgetter("first_call_s"))
+    return {
+        "activations": len(rows),
+        **times,
+        "waited_ms_p99": quantiles_ms(waits(rows), "waited_s")[1],
+        "slowest": served[-SLOWEST:],
+    }
 
 
 def show_sides(sides: dict[str, Side]) -> None:
@@ -267,25 +287,20 @@ def main(
             topology = load_topology(running.directory)
             deploy(running, topology, target, texts[:WARM_REQUESTS], {})
             show("without standbys", 0)
-            without, costs = measured(running, topology, load, texts)
+            without, costs, _ = measured(running, topology, load, texts)
             bursting = replace(target, burst=Burst(standbys, hold_s=hold_s))
             deploy(running, topology, bursting, texts[:WARM_REQUESTS], {} if unstated else costs)
             show("with standbys", seconds)
             before = len(activations(running))
-            sides = {"with": measured(running, topology, load, texts)[0], "without": without}
+            bursting_side, _, start_s = measured(running, topology, load, texts)
             rows = activations(running)[before:]
+    sides = {"with": bursting_side, "without": without}
     show_sides(sides)
-    times = {
-        f"{name}_ms_{quantile}": value
-        for name, field in TIMES_OF.items()
-        for quantile, value in zip(("p50", "p99"), quantiles_ms(rows, field), strict=True)
-    }
+    inside = load.within(np.array([row["begun_s"] for row in rows], dtype=np.float64) - start_s)
     print_result(
         {
-            **times,
-            "activations": len(rows),
-            "waited_ms_p99": quantiles_ms(waits(rows), "waited_s")[1],
-            "slowest": sorted((row for row in rows if row["first_call_s"]), key=itemgetter("first_call_s"))[-SLOWEST:],
+            **times_ms([row for row, within in zip(rows, inside, strict=True) if within]),
+            "between_bursts": times_ms([row for row, within in zip(rows, inside, strict=True) if not within]),
             **{name: asdict(side) for name, side in sides.items()},
             "failed": sum(side.failed for side in sides.values()),
             "bursts": bursts,
