@@ -90,7 +90,8 @@ def _measured(
         first = stack.enter_context(_running(manifest, state, cpu_scale, {cores[0]} if neighbour else set(cores)))
         decoder = first.decoder
         warm_up(decoder, settings)
-        room = kv_tokens(_ingress_url(first.client, manifest), PAGE_TOKENS)
+        key = first.client.caller_key(manifest.function_name(INGRESS))
+        room = kv_tokens(_ingress_url(first.client, manifest), PAGE_TOKENS, key)
         bar = stack.enter_context(Progress(console=console, transient=True, disable=not console.is_terminal))
         tokens = sum(max(texts, 1) * length for texts, length in points(decoder, settings))
         task = bar.add_task("measuring", total=tokens * settings.repeats)

@@ -88,7 +88,7 @@ def test_chat_and_invoke_print_text(state: Path) -> None:
     logits = CliRunner().invoke(
         cli, ["invoke", "--name", "tiny", "--gateway", address, "--max-new-tokens", "0", "abc"], catch_exceptions=False
     )
-    assert "logits" in json.loads(logits.output)
+    assert logits.output.startswith("logits of the likeliest tokens: ")
 
 
 def test_a_token_trace_is_replayed_with_its_lengths(state: Path, tmp_path: Path) -> None:

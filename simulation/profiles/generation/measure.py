@@ -20,6 +20,7 @@ import numpy as np
 import requests
 
 from moe.manifest import Manifest
+from platform_words.headers import CALLER_KEY
 from simulation.generation.measured import Sample
 from simulation.profiles.model.errors import ProfileError
 
@@ -158,13 +159,14 @@ def _prompt(drawn: np.random.Generator, decoder: Decoder, tokens: int) -> list[i
     return drawn.integers(0, decoder.vocabulary, tokens).tolist()  # type: ignore[no-any-return]
 
 
-def kv_tokens(url: str, page_tokens: int) -> int:
+def kv_tokens(url: str, page_tokens: int, key: str = "") -> int:
     """Tokens whose keys and values an instance keeps, the fewest of all as the ingress at ``url`` knows them (a gateway
-    does not pass the question on). Raises ProfileError where none is there yet, as before the first text."""
+    does not pass the question on). ``key``: what the ingress takes calls with. Raises ProfileError where none is there
+    yet, as before the first text."""
     try:
         with requests.Session() as session:
             session.trust_env = False
-            document = session.get(f"{url}/statistics", timeout=30).json()
+            document = session.get(f"{url}/statistics", headers={CALLER_KEY: key}, timeout=30).json()
         return int(min(one["pages"] for one in document["generation"]["instances"]) * page_tokens)
     except (requests.RequestException, ValueError, KeyError, TypeError) as error:
         raise ProfileError(f"{url}/statistics lists no instance: {error}") from error
