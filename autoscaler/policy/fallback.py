@@ -16,8 +16,7 @@ first window in which nothing was answered, it may order more and not less.
 Who takes over may change replicas only, as HPA does. So the sizes that functions had before the chosen policy first
 decided about them, or that somebody else deployed since, come back with it: else it would keep for ever what was not to
 be trusted. Meanwhile it was asked as if they had been there, and comes with the replicas that it would have by then.
-They come alone, for whose room standbys
-have; from the next window on those of the chosen policy are asked for again.
+They come alone, for whose room standbys have; from the next window on those of the chosen policy are asked for again.
 """
 
 from __future__ import annotations

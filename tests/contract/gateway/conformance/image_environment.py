@@ -47,7 +47,7 @@ def write(pipeline: Path, address: str, folder: Path) -> None:
 
 
 def differences(folder: Path, pipeline: Path) -> dict[str, float]:
-    """Of the embedding and of the expert's rows: the largest one, relative to the largest number of torch's."""
+    """Largest difference of the embedding and of the expert's rows, relative to the largest number of torch's."""
     y = wire.decode(bytearray((folder / "expert.reply").read_bytes()))["y"]
     expert = load_node(pipeline, load(pipeline, verify=False), EXPERT)
     pairs = {
@@ -62,15 +62,15 @@ def _answer(path: Path) -> torch.Tensor:
 
 
 def _rows(pipeline: Path) -> torch.Tensor:
-    """Of ``PEAK_TOKENS`` tokens, made up: ``[PEAK_TOKENS, width]``."""
+    """Inputs ``[PEAK_TOKENS, width]`` float32, drawn."""
     width = load(pipeline, verify=False).node(EXPERT).bytes_in_per_token // 4
     return torch.randn(PEAK_TOKENS, width, generator=torch.Generator().manual_seed(1))
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "--check":
-        found = differences(Path(sys.argv[2]), Path(sys.argv[3]))
-        for what, error in found.items():
+        differing = differences(Path(sys.argv[2]), Path(sys.argv[3]))
+        for what, error in differing.items():
             print(f"{what} differs from torch's by {error:.1e}")
-        sys.exit(max(found.values()) > 1e-5)
+        sys.exit(max(differing.values()) > 1e-5)
     write(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))

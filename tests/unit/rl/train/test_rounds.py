@@ -222,7 +222,7 @@ def test_a_run_that_is_stopped_while_it_clones_or_warms_its_critic_comes_to_the_
 def test_minutes_end_a_validation_and_leave_the_actor_unjudged(
     tmp_path: Path, judged: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a validation that would never end."""
+    """A validation that would never end is cut off."""
     run = Run(SETTINGS, tmp_path)
 
     def judge(self: Validator, decide: Decide) -> Validation:
@@ -246,11 +246,16 @@ def test_as_much_is_left_for_the_last_validation_as_the_one_before_took(tmp_path
     assert run.progress.warm and run.progress.validated == run.agent.num_timesteps == SETTINGS.warm_start
 
 
-def test_minutes_end_the_choice_of_hours_and_the_same_command_goes_on_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slow = replace(SETTINGS, world="cores-only", relative_slo=5.0, validation=ValidationSettings(seconds=360.0))
+@pytest.fixture
+def one_pattern(monkeypatch: pytest.MonkeyPatch) -> TrainingSettings:
+    """Settings whose validation has hours of one pattern alone."""
     monkeypatch.setattr("rl.train.validation.REPLAYED_PATTERNS", ("normal",))
+    return replace(SETTINGS, world="cores-only", relative_slo=5.0, validation=ValidationSettings(seconds=360.0))
+
+
+def test_minutes_end_the_choice_of_hours_and_the_same_command_goes_on_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_pattern: TrainingSettings
+) -> None:
     trials: list[int] = []
 
     def search(judged: Judged, *_: object) -> object:
@@ -261,9 +266,9 @@ def test_minutes_end_the_choice_of_hours_and_the_same_command_goes_on_there(
 
     monkeypatch.setattr("rl.train.validation.cheapest_uniform", search)
     with pytest.raises(TrainingError, match=r"stopped after 0\.5 minutes, while choosing hours .* goes on there"):
-        Run(slow, tmp_path, limit=Limit(0.5, clock=seconds_a_look()))
+        Run(one_pattern, tmp_path, limit=Limit(0.5, clock=seconds_a_look()))
     assert 10 < len(trials) < 30
-    assert Run(slow, tmp_path, limit=Limit(5, clock=seconds_a_look())).validator.clips
+    assert Run(one_pattern, tmp_path, limit=Limit(5, clock=seconds_a_look())).validator.clips
 
 
 @pytest.mark.slow
@@ -284,10 +289,8 @@ def test_an_actor_is_chosen_by_cost_among_those_that_keep_the_slo() -> None:
 
 @pytest.mark.slow
 def test_validation_leaves_out_hours_in_which_nothing_keeps_the_slo(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_pattern: TrainingSettings
 ) -> None:
-    slow = replace(SETTINGS, world="cores-only", relative_slo=5.0, validation=ValidationSettings(seconds=360.0))
-    monkeypatch.setattr("rl.train.validation.REPLAYED_PATTERNS", ("normal",))
     searched: list[float] = []
 
     def first_fails(judged: Judged, *_: object) -> object:
@@ -295,7 +298,7 @@ def test_validation_leaves_out_hours_in_which_nothing_keeps_the_slo(
         return None if len(searched) == 1 else "found"
 
     monkeypatch.setattr("rl.train.validation.cheapest_uniform", first_fails)
-    (clip,) = Validator(slow, tmp_path).clips["bert-4"]
+    (clip,) = Validator(one_pattern, tmp_path).clips["bert-4"]
     assert len(searched) == 2
-    again = Validator(slow, tmp_path).clips["bert-4"]
+    again = Validator(one_pattern, tmp_path).clips["bert-4"]
     assert again == [clip] and len(searched) == 2, "what was found out is kept"
