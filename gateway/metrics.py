@@ -121,6 +121,7 @@ class GatewayMetrics:
                 states.add_metric([key, "standby"], counts["standby"] + counts["ready"] - activated_now - ready)
                 states.add_metric([key, "activated"], activated_now)
                 standbys.add_metric([key], state.standbys)
+            if state.standbys or state.activated_s:  # a counter that comes back would seem to have grown by all it has
                 activated.add_metric([key], state.activated_s)
         yield from (wanted, states, standbys, activated, least, restarts, inflight_limit)
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
+from gateway.activations import ActivatedTime
 from gateway.backends.process.quantities import limits_of, whole_number
 from gateway.changes import Changes
 from gateway.contract import (
@@ -44,6 +45,7 @@ class _Function:
     restarts: int = 0
     deleted: bool = False
     activated: int = 0
+    activated_time: ActivatedTime = field(default_factory=lambda: ActivatedTime(time.monotonic))
 
     def standbys(self) -> int:
         return burst_of(self.spec)[0] + self.desired - self.running() if self.desired else 0
@@ -133,6 +135,7 @@ class FakeBackend(Changes):
         """Without leases: nothing in a test waits for a clock."""
         for function in self._functions.values():
             function.activated = activation.levels.get((function.spec.name, function.spec.namespace), 0)
+            function.activated_time.count(min(function.activated, function.standbys()))
             self._open(function)
         self._changed()
 
@@ -249,6 +252,7 @@ class FakeBackend(Changes):
             caller_key=self.caller_key,
             standbys=function.standbys(),
             activated=min(function.activated, function.standbys()),
+            activated_s=function.activated_time.seconds(),
             sleeps=burst_of(function.spec)[1],
         )
 

@@ -256,8 +256,8 @@ class Space:
             return None
         if name not in self._states:
             self._states[name] = self._put_together(name, document)
-        state = self._states[name]
-        return replace(state, activated_s=self._activated[name].seconds()) if state and state.standbys else state
+        state, activated = self._states[name], self._activated.get(name)
+        return replace(state, activated_s=activated.seconds()) if state and activated else state
 
     def _put_together(self, name: str, document: Object) -> FunctionState | None:
         spec = objects.spec_of(document, self.name)

@@ -264,6 +264,21 @@ async def test_open_standbys_of_a_sleeping_function_are_counted_as_activated_and
         assert tuple(by_state(metrics, state) for state in ("ready", "activated", "standby")) == expected
 
 
+async def test_the_time_of_activated_standbys_stays_known_once_they_are_gone(case: Case) -> None:
+    if not case.backend.info().standbys:
+        pytest.skip("this backend has no standbys")
+    plain = FunctionSpec("f", case.image, annotations=case.annotations)
+    await case.backend.create(replace(plain, annotations={**case.annotations, "smoe.burst": "standbys=1"}), 1)
+    await until(case, lambda state: sorted(one.state for one in state.replicas) == ["ready", "standby"])
+    metrics, labels = GatewayMetrics(case.backend, 1.0), {"function_name": f"f.{DEFAULT_NAMESPACE}"}
+    for level in (1, 0):
+        await case.backend.activate(Activation("test", {("f", DEFAULT_NAMESPACE): level}, 600.0))
+        await until(case, lambda state, level=level: len(state.ready) == 1 + level)
+    await case.backend.update(plain)
+    await until(case, lambda state: [one.state for one in state.replicas] == ["ready"])
+    assert (metrics.registry.get_sample_value("smoe_standby_activated_seconds_total", labels) or 0) > 0
+
+
 def by_state(metrics: GatewayMetrics, state: str) -> int:
     labels = {"function_name": f"f.{DEFAULT_NAMESPACE}", "state": state}
     return int(metrics.registry.get_sample_value("smoe_function_replicas", labels) or 0)
