@@ -268,6 +268,13 @@ def has_limits(document: Object, name: str, live: Live) -> bool:
     return limits.keys() == live.limits.keys() and all(same_quantity(limits[key], live.limits[key]) for key in limits)
 
 
+def above_template(deployment: Object, live: Live) -> bool:
+    """Whether pods have more memory than the template's limit, with which new ones start."""
+    container = container_of(deployment, deployment["metadata"]["name"])
+    limit = (((container or {}).get("resources") or {}).get("limits") or {}).get("memory")
+    return limit is not None and float_quantity(live.limits["memory"]) > float_quantity(limit)
+
+
 def set_aside_patch(deployment: Object) -> Object | None:
     """Takes a function out of the hands of OpenFaaS's own autoscaler; None where that is done or nobody else scales."""
     meta = deployment["metadata"]

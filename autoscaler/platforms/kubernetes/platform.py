@@ -206,11 +206,14 @@ class KubernetesPlatform:
 
     def _change(self, function: str, before: Live, after: Live) -> None:
         deployment = self._deployment(function)
-        if not of_this_gateway(deployment):
+        owned = of_this_gateway(deployment)
+        if not owned:
             self._desired[function] = after
         resized = (before.limits, before.requests) != (after.limits, after.requests)
         settled = before.max_inflight == after.max_inflight or d.takes_live_settings(deployment)
-        if settled and (not resized or (self._resizes and d.only_resizes(before, after))):
+        # The gateway brings its own templates in line without a roll-out; others' later pods would start too small.
+        lives_on = owned or not d.above_template(deployment, after)
+        if settled and lives_on and (not resized or (self._resizes and d.only_resizes(before, after))):
             self._change_live(function, before, after)
         else:
             self._roll_out(function, after)

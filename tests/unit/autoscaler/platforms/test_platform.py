@@ -370,6 +370,28 @@ def test_what_a_redeployment_by_openfaas_undid_is_done_again(double: Running, pl
     assert limits(double) == [{"memory": "256Mi", "nvidia.com/gpu": "3"}]
 
 
+def test_new_pods_of_openfaas_deployments_start_with_the_memory_that_was_ordered(
+    double: Running, platforms: Platforms
+) -> None:
+    put_openfaas(double, F)
+    platform = platforms()
+    order(platform, configuration(memory_mb=512, concurrency=4))
+    before = names(double)
+    double.do(double.cluster.delete_pods)
+    assert [one["memory"] for one in limits(double)] == ["512Mi"] and not names(double) & before
+
+
+def test_pods_of_openfaas_deployments_that_need_no_more_memory_than_new_ones_get_are_resized(
+    double: Running, platforms: Platforms
+) -> None:
+    put_openfaas(double, F)
+    platform = platforms()
+    order(platform, configuration(memory_mb=512, concurrency=4))
+    before = names(double)
+    order(platform, configuration(memory_mb=384, cpu_cores=2.0, concurrency=4))
+    assert names(double) == before and [one["memory"] for one in limits(double)] == ["384Mi"]
+
+
 def test_what_the_gateway_was_ordered_by_a_person_is_not_undone(double: Running, platform: KubernetesPlatform) -> None:
     order(platform, configuration(memory_mb=512))
 
