@@ -8,6 +8,7 @@ from datetime import datetime
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -64,6 +65,31 @@ def test_a_run_that_misses_the_slo_or_answers_nothing_fails_where_that_is_asked_
     latency_s: dict[str, float] | None, expected: bool
 ) -> None:
     assert kept({"requests": {"latency_s": latency_s}}, 0.5) is expected
+
+
+@pytest.mark.parametrize(
+    ("p95_s", "flags", "status"),
+    [
+        pytest.param(0.5, ["--fail-on-miss"], 0, id="kept"),
+        pytest.param(0.501, ["--fail-on-miss"], 1, id="missed"),
+        pytest.param(0.501, [], 0, id="missed, and nobody asked"),
+    ],
+)
+def test_the_exit_status_says_that_the_slo_was_missed_where_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, p95_s: float, flags: list[str], status: int
+) -> None:
+    for name in ("_hour", "_prompts", "_check_policy", "_running", "_deploy", "_metrics", "_plan_line", "_parity_line",
+                 "compare_with_whole_model", "overload_of", "in_length_and_rate", "ScaledReplay", "replace",
+                 "ensure_pipeline", "print_lines", "closing", "_report"):  # fmt: skip
+        monkeypatch.setattr(demo, name, MagicMock())
+    demo.ensure_pipeline.return_value = tmp_path, MagicMock(nodes=())  # type: ignore[attr-defined]
+    demo._check_policy.return_value = "static", {}  # type: ignore[attr-defined]
+    numbers = {"requests": {"latency_s": {"p95": p95_s}}}
+    demo._report.return_value = MagicMock(numbers=numbers)  # type: ignore[attr-defined]
+    order = ["run", "--slo-ms", "500", "--out", str(tmp_path / "out"), "--state", str(tmp_path), *flags]
+    ended = CliRunner().invoke(cli, order)
+    assert ended.exit_code == status
+    assert ("the SLO was missed" in f"{ended.exception} {ended.output}") == bool(status)
 
 
 @pytest.mark.parametrize(
