@@ -1,4 +1,5 @@
 # Gateway and controller of a cluster; which of both is the container's command (deploy/kubernetes/).
+# The gateway's process backend, for one machine, does not run in it: psutil and what functions import are left out.
 #
 #   docker build -f deploy/control.Dockerfile -t smoe/control .
 #

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Build the functions' image with deploy/image.sh and run a pipeline in it: image.sh FWATCHDOG PIPELINE_FOLDER.
+# Build the images with deploy/image.sh and run a pipeline in the functions': image.sh FWATCHDOG PIPELINE_FOLDER.
 # FWATCHDOG is of-watchdog, a given program, or without_watchdog.sh. Needs root, what deploy/image.sh needs, and iproute2;
 # no container engine. The image may have 400 MB. Three containers, ingress, all stages, and one expert alone
-# (without torch), each with the memory limit that `smoe deploy` gives it in a cluster, a read-only root, an unprivileged
+# (without torch), each with the memory limit that `smoe pipeline deploy` gives it in a cluster, a read-only root, an unprivileged
 # user and a network namespace of its own (of-watchdog's port for metrics is fixed); the pipeline is mounted. Answers
 # must equal the whole model's, as many tokens as the expert takes at once are in its call, a call of more tokens than
-# the stages take is answered too, and no process is killed. Everything ends with it.
+# the stages take is answered too, and no process is killed. Of the control image, gateway and controller print their help
+# as its user. Both images' bills of materials name what they must hold. Everything ends with it.
 set -euo pipefail
 watchdog=$(realpath "$1") pipeline=$(realpath "$2")
 root=$(realpath "$(dirname "$0")/../../../..")
@@ -27,10 +28,25 @@ finish() {
 }
 trap finish EXIT
 
-STORE=$work IMAGES=function "$root/deploy/image.sh" "$watchdog" "$work/out"
+STORE=$work IMAGES="function control" "$root/deploy/image.sh" "$watchdog" "$work/out"
 size=$(stat -c %s "$work/out/function.tar.gz")
 echo "the image has $((size / 1000000)) MB"
 [ "$size" -le 400000000 ] || { echo "that is more than 400 MB" >&2; exit 1; }
+
+lists() { # IMAGE PACKAGE...: fail unless the image's bill of materials names each package
+  "$python" -c 'import json, sys
+with open(sys.argv[1]) as file:
+    names = {part["name"].lower() for part in json.load(file)["components"]}
+missing = set(sys.argv[2:]) - names
+sys.exit(f"{sys.argv[1]} does not name {sorted(missing)}" if missing else 0)' "$work/out/$1.sbom.json" "${@:2}"
+}
+lists function torch flask
+lists control torch uvicorn kubernetes
+control=$(buildah "${storage[@]}" from --pull-never docker.io/smoe/control:0.2.0)
+buildah "${storage[@]}" run --isolation chroot "$control" -- python -m gateway --help >/dev/null
+buildah "${storage[@]}" run --isolation chroot "$control" -- python -m smoe autoscale --help >/dev/null
+buildah "${storage[@]}" rm "$control" >/dev/null
+echo "the control image runs gateway and controller"
 
 ip link add smoe-bridge type bridge && ip addr add 10.9.0.1/24 dev smoe-bridge && ip link set smoe-bridge up
 number=2
