@@ -67,6 +67,7 @@ WORDS = [
     "histogram_quantile",
     "label_replace",
     "label_join",
+    "timestamp",
     "offset",
 ]
 EXPERT = "m-expert-0-0"
