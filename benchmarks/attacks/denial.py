@@ -120,22 +120,46 @@ def asynchronous_flood(target: Target, thorough: bool) -> Outcome:
 
 
 def callbacks_that_trickle(target: Target, thorough: bool) -> Outcome:
-    """Receivers that never end their answer, while others use the same queue and the control API."""
-    trickling, good = target.receivers["trickling"], target.receivers["good"]
-    for _ in range(40):
-        target.ask("POST", "/async-function/worker", b"x", x_callback_url=f"http://{trickling.address}/")
-    trickling.got.wait(PATIENCE_S)
-    good.got.clear()
-    begun_s = time.monotonic()
-    sent = target.ask("POST", "/async-function/worker", b"x", x_callback_url=f"http://{good.address}/")[0]
-    came = good.got.wait(PATIENCE_S)
-    came_s = time.monotonic() - begun_s
+    """Many receivers that never end their answer, while others use the same queue and the control API."""
+    good = target.receivers["good"]
+    came = _called_back(target, good.address)[0]
+    slow = [one for name, one in target.receivers.items() if name != "good"][: None if thorough else 10]
+    for one in slow * 8:
+        target.ask("POST", "/async-function/worker", b"x", x_callback_url=f"http://{one.address}/")
+    slow[0].got.wait(PATIENCE_S)
+    again, came_s = _called_back(target, good.address)
+    new, new_s = _called_back(target, good.address.replace("127.0.0.1", "localhost"))
     begun_s = time.monotonic()
     scaled = target.system("POST", "/system/scale-functions", {"functions": {"worker": {"replicas": 1}}})
     words = (
-        f"another's callback after {came_s:.2f} s, scale-functions {scaled} after {time.monotonic() - begun_s:.2f} s"
+        f"with {len(slow)} slow ones another's callback after {came_s:.2f} s, a new host's after {new_s:.2f} s, "
+        f"scale-functions {scaled} after {time.monotonic() - begun_s:.2f} s"
     )
-    return sent == 202 and came and scaled == 202, words
+    return came and again and new and scaled == 202, words
+
+
+def names_that_nobody_answers_for(target: Target, thorough: bool) -> Outcome:
+    """Callbacks to many names of a domain; where the name server is silent they take their whole deadline."""
+    count = 200 if thorough else 40
+    for number in range(count):
+        target.ask("POST", "/async-function/worker", b"x", x_callback_url=f"http://h{number}.smoe.invalid/")
+    good = target.receivers["good"].address
+    came, came_s = _called_back(target, good)
+    named, named_s = _called_back(target, good.replace("127.0.0.1", "localhost"))
+    words = f"with {count} names a callback to an address after {came_s:.2f} s, to a name after {named_s:.2f} s"
+    return came and named, words
+
+
+def _called_back(target: Target, address: str) -> tuple[bool, float]:
+    """Whether the good receiver got a callback at this address, and after how many seconds."""
+    good = target.receivers["good"]
+    good.got.clear()
+    begun_s = time.monotonic()
+    while target.ask("POST", "/async-function/worker", b"x", x_callback_url=f"http://{address}/")[0] == 429:
+        time.sleep(0.05)  # the queue is full for a moment
+        if time.monotonic() - begun_s > PATIENCE_S:
+            break
+    return good.got.wait(PATIENCE_S), time.monotonic() - begun_s
 
 
 def shutdown_while_callbacks_trickle(target: Target, thorough: bool) -> Outcome:
@@ -154,5 +178,5 @@ def shutdown_while_callbacks_trickle(target: Target, thorough: bool) -> Outcome:
 
 ATTACKS = (
     requests_that_hide_another, bodies_held, connections_held, heads_that_trickle, callbacks_that_trickle,
-    asynchronous_flood, shutdown_while_callbacks_trickle,
+    names_that_nobody_answers_for, asynchronous_flood, shutdown_while_callbacks_trickle,
 )  # fmt: skip

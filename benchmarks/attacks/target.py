@@ -132,12 +132,15 @@ class Receiver:
 def running_target(*flags: str) -> Iterator[Target]:
     """The gateway runs, with more ``flags``, while the block does, and ends with this process however that ends."""
     receivers = {"trickling": Receiver(trickles=True), "good": Receiver(trickles=False)}
+    receivers |= {f"trickling {number}": Receiver(trickles=True) for number in range(2, 41)}
     with tempfile.TemporaryDirectory(prefix="smoe-attacks-") as folder:
         state = Path(folder) / "state"
         command = [sys.executable, "-m", "gateway", "--state", str(state), "--port", "0", "--metrics-port", "0"]
         command += ["--image", f"{IMAGE}=benchmarks.harness.trivial_function:main", "--async-queue", str(ASYNC_QUEUE)]
         command += flags
-        command += [part for one in receivers.values() for part in ("--callback-target", one.address)]
+        listed = [one.address for one in receivers.values()]
+        listed += [receivers["good"].address.replace("127.0.0.1", "localhost"), "*.smoe.invalid"]
+        command += [part for one in listed for part in ("--callback-target", one)]
         with (Path(folder) / "gateway.log").open("wb") as log:
             process = subprocess.Popen(
                 command,
