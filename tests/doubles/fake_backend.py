@@ -39,13 +39,13 @@ class _Function:
     program: Program
     desired: int
     created_at_s: float
+    activated_time: ActivatedTime
     replicas: dict[str, FakeReplica] = field(default_factory=dict)
     lines: builtins.list[LogLine] = field(default_factory=list)
     made: int = 0
     restarts: int = 0
     deleted: bool = False
     activated: int = 0
-    activated_time: ActivatedTime = field(default_factory=lambda: ActivatedTime(time.monotonic))
 
     def standbys(self) -> int:
         return burst_of(self.spec)[0] + self.desired - self.running() if self.desired else 0
@@ -66,6 +66,8 @@ class FakeBackend(Changes):
         self.hold_starts = False
         """While True new replicas stay ``starting`` until :meth:`let_start`."""
         self.caller_key = ""
+        self.clock = time.monotonic
+        """For which time standbys are activated."""
         self.failures_reported: builtins.list[str] = []
         self._functions: dict[str, _Function] = {}
         self.secrets: dict[str, dict[str, bytes]] = {}
@@ -97,7 +99,9 @@ class FakeBackend(Changes):
         if spec.key in self._functions:
             raise ConflictError(f"function {spec.key} exists already")
         self._check(spec)
-        function = _Function(spec, self.programs.get(spec.image, echo), replicas, time.time())
+        function = _Function(
+            spec, self.programs.get(spec.image, echo), replicas, time.time(), ActivatedTime(lambda: self.clock())
+        )
         self._functions[spec.key] = function
         await self._reconcile(function)
 

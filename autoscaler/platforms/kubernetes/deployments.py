@@ -263,16 +263,20 @@ def take_back_patch(deployment: Object, live: Live, gpu: GpuSettings) -> Object:
 
 def has_limits(document: Object, name: str, live: Live) -> bool:
     """Whether the limits of a pod, or of a Deployment's template, are these."""
-    container = container_of(document, name)
-    limits = ((container or {}).get("resources") or {}).get("limits") or {}
+    limits = _limits(document, name)
     return limits.keys() == live.limits.keys() and all(same_quantity(limits[key], live.limits[key]) for key in limits)
 
 
 def above_template(deployment: Object, live: Live) -> bool:
     """Whether pods have more memory than the template's limit, with which new ones start."""
-    container = container_of(deployment, deployment["metadata"]["name"])
-    limit = (((container or {}).get("resources") or {}).get("limits") or {}).get("memory")
+    limit = _limits(deployment, deployment["metadata"]["name"]).get("memory")
     return limit is not None and float_quantity(live.limits["memory"]) > float_quantity(limit)
+
+
+def _limits(document: Object, name: str) -> Object:
+    """The limits of a function's container in a pod, or in a Deployment's template."""
+    container = container_of(document, name)
+    return ((container or {}).get("resources") or {}).get("limits") or {}
 
 
 def set_aside_patch(deployment: Object) -> Object | None:

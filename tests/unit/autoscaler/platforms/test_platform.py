@@ -370,13 +370,18 @@ def test_what_a_redeployment_by_openfaas_undid_is_done_again(double: Running, pl
     assert limits(double) == [{"memory": "256Mi", "nvidia.com/gpu": "3"}]
 
 
-def test_new_pods_of_openfaas_deployments_start_with_the_memory_that_was_ordered(
-    double: Running, platforms: Platforms
-) -> None:
+def enlarged(double: Running, platforms: Platforms) -> tuple[KubernetesPlatform, set[str]]:
+    """A Deployment of OpenFaaS's once it was ordered twice the memory, and its pods."""
     put_openfaas(double, F)
     platform = platforms()
     order(platform, configuration(memory_mb=512, concurrency=4))
-    before = names(double)
+    return platform, names(double)
+
+
+def test_new_pods_of_openfaas_deployments_start_with_the_memory_that_was_ordered(
+    double: Running, platforms: Platforms
+) -> None:
+    _, before = enlarged(double, platforms)
     double.do(double.cluster.delete_pods)
     assert [one["memory"] for one in limits(double)] == ["512Mi"] and not names(double) & before
 
@@ -384,10 +389,7 @@ def test_new_pods_of_openfaas_deployments_start_with_the_memory_that_was_ordered
 def test_pods_of_openfaas_deployments_that_need_no_more_memory_than_new_ones_get_are_resized(
     double: Running, platforms: Platforms
 ) -> None:
-    put_openfaas(double, F)
-    platform = platforms()
-    order(platform, configuration(memory_mb=512, concurrency=4))
-    before = names(double)
+    platform, before = enlarged(double, platforms)
     order(platform, configuration(memory_mb=384, cpu_cores=2.0, concurrency=4))
     assert names(double) == before and [one["memory"] for one in limits(double)] == ["384Mi"]
 
