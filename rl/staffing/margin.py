@@ -17,16 +17,18 @@ import numpy as np
 
 from autoscaler.contract import Burst, Observation
 
-STEPS = 8
+STEPS = 10
 """Sizes of the margin between none and all of it: each is a new rule for every function."""
-START = STEPS // 2
-NUMBERS: Mapping[str, tuple[float, float, float]] = {
-    "standbys": (3.0, 3.0, 6.0),
-    "headroom": (1.0, 1.0, 1.5),
-    "spare": (0.1, 0.7, 1.6),
-    "hold_s": (1.0, 3.0, 6.0),
-    "look_back_s": (1.0, 0.5, 0.5),
-    "sleep_s": (0.5, 0.5, 14.0),
+WORK, START = 2, 6
+"""Sizes with replicas for the work that CPU time shows and hardly more, and at first."""
+NUMBERS: Mapping[str, tuple[float, float, float, float]] = {
+    "load": (0.5, 1.0, 1.0, 1.0),
+    "standbys": (3.0, 3.0, 3.0, 6.0),
+    "headroom": (0.5, 1.0, 1.0, 1.5),
+    "spare": (0.1, 0.1, 0.7, 1.6),
+    "hold_s": (1.0, 1.0, 3.0, 6.0),
+    "look_back_s": (1.0, 1.0, 0.5, 0.5),
+    "sleep_s": (0.5, 0.5, 0.5, 14.0),
 }
 """The rule's numbers without any margin, at the start, and with all of it, by :data:`rl.staffing.action.NAMES`. Longer
 look-backs follow chance less and the load later, and a request waits meanwhile. The upper half is for replicas that
@@ -47,8 +49,9 @@ QUICK = 2.0
 """Windows that one counts as whose P95 is half of λ or less; one at P95 counts as λ over it."""
 NEAR = 1
 """Levels, each twice the tokens of the one below, that share what was too small: arrivals of a window vary by half."""
-AGAIN = 300.0
-"""Windows that keep λ, counted in the same way, until a size that was too small is tried again."""
+AGAIN, LONGEST = 300.0, 8
+"""Windows that keep λ, counted in the same way, until a size that was too small is tried again; each further time that
+a level breaks λ it waits twice as long, so many times at most."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +61,19 @@ class Floor:
     size: int = 0
     kept: float = 0.0
     """Windows that kept λ since it became that."""
+    times: int = 1
+    """:data:`AGAIN` that pass until a smaller one is tried."""
 
     def after(self, windows: float) -> Floor:
         """With so many more windows that kept λ."""
         kept = self.kept + windows
-        return Floor(self.size, kept) if kept < AGAIN else Floor(max(self.size - 1, 0))
+        if kept < self.times * AGAIN:
+            return replace(self, kept=kept)
+        return replace(self, size=max(self.size - 1, 0), kept=0.0)
+
+    def raised(self, size: int) -> Floor:
+        """After the level broke λ once more."""
+        return Floor(size, 0.0, min(2 * self.times, LONGEST))
 
 
 @dataclass(frozen=True)
@@ -102,9 +113,10 @@ class Margin:
         if now <= LATE:
             return replace(self._kept(force, 1 / max(now, 1 / QUICK)), level=level, over=None)
         again = now > 1.0 and self.over is not None and abs(self.over - force) <= NEAR
-        floors = {**self.floors, **{near: Floor(self.floors[near].size) for near in self._near(force)}}
+        floors = {**self.floors, **{near: replace(self.floors[near], kept=0.0) for near in self._near(force)}}
         if again:
-            floors[force] = Floor(min(self.at(force) + BACK, STEPS))
+            size = min(self.at(force) + BACK, STEPS)
+            floors[force] = floors[force].raised(size) if force in floors else Floor(size)
         return Margin(self.common, 0.0, floors, level, force if now > 1.0 and not again else None)
 
     def _kept(self, force: int, windows: float) -> Margin:
@@ -134,7 +146,7 @@ class Margin:
 
 
 def _numbers(size: int) -> dict[str, float]:
-    return {name: float(np.interp(size, (0, START, STEPS), values)) for name, values in NUMBERS.items()}
+    return {name: float(np.interp(size, (0, WORK, START, STEPS), values)) for name, values in NUMBERS.items()}
 
 
 def _is_of(size: int, burst: Burst, names: Sequence[str]) -> bool:

@@ -83,7 +83,7 @@ class StaffingRule:
         self._workload, self._staffing, self.encoder = workload, Staffing(workload, planned), encoder
         self._by_cpu = workload.measured and not workload.topology.generates
         """Standbys open by the CPU time of a token. What is modelled has no quota, and takes the same either way."""
-        self._values, self._load, self._following = values, values["load"], frozenset(following)
+        self._values, self._following = values, frozenset(following)
         self._segment_standbys = segment_standbys if self._by_cpu else 0
 
     def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal:
@@ -94,7 +94,7 @@ class StaffingRule:
         values = self._values if remembered is None else self._followed(remembered.margin)
         actions = np.tile(action_of(values), (len(self._workload.experts), 1))
         experts = [node.function for node in self._workload.experts]
-        depth = None if remembered is None else self._depth(experts, observation, remembered.work)
+        depth = None if remembered is None else self._depth(experts, observation, remembered.work, values["load"])
         correction = NONE if self._by_cpu else Correction.of(memory).after(self._workload, observation)
         plan = self._staffing.plan(observation, actions, priority, room_of(room), depth, correction)
         answer = replace(proposal(plan, self._workload, actions, memory), doubt=self._doubt(observation))
@@ -133,12 +133,12 @@ class StaffingRule:
             return ""
         return f"the experts show {share:.0%} of the tokens that requests brought"
 
-    def _depth(self, functions: Sequence[str], observation: Observation, work: Work) -> Depth:
+    def _depth(self, functions: Sequence[str], observation: Observation, work: Work, load: float) -> Depth:
         """Replicas for ``load`` times the window's work always run, and as many wait as make ``REACH`` times that work
         together. The planner knows a call's time, not what a quota makes of a stream of them, so by itself it takes
         one replica for enough."""
         busy = np.array([work.busy(function, observation) for function in functions])
-        return Depth(np.ceil(self._load * busy).astype(int), np.ceil(REACH * busy).astype(int))
+        return Depth(np.ceil(load * busy).astype(int), np.ceil(REACH * busy).astype(int))
 
     def _staffed_segments(
         self, observation: Observation, work: Work, values: Mapping[str, float]
@@ -152,7 +152,7 @@ class StaffingRule:
             for node in observation.nodes
             if node.kind == "segment" and node.configuration is not None and not node.configuration.gpu_share
         }
-        depth = self._depth(list(present), observation, work)
+        depth = self._depth(list(present), observation, work, values["load"])
         running = np.maximum(1, depth.running)
         waiting = depth.standbys(np.full_like(running, burst.standbys), running)
         return {
@@ -230,7 +230,7 @@ def _second(plan: Plan, function: str, workload: Workload) -> str:
 MODELLED = {
     "load": 0.5, "standbys": 6.0, "headroom": 1.0, "spare": 0.1, "hold_s": 1.5, "look_back_s": 0.25, "sleep_s": 60.0
 }  # fmt: skip
-MEASURED = {"load": 1.0, **Margin().numbers}
+MEASURED = Margin().numbers
 """Defaults where call times are of functions that run: chosen live, on three traces at 14 and 17 requests/s, where the
 arrivals of a quarter of a second are few and vary by half. ``load`` was chosen simulated: what the last window kept
 busy costs less always running than opened again by every other request."""

@@ -17,7 +17,7 @@ from autoscaler.policy.work import Work
 from rl.staffing.action import burst_of
 from rl.staffing.env import StaffingEnv
 from rl.staffing.hours import encoder_of
-from rl.staffing.margin import AGAIN, BACK, NUMBERS, QUICK, RULE, START, STEPS, WINDOWS, Margin
+from rl.staffing.margin import AGAIN, BACK, LONGEST, NUMBERS, QUICK, RULE, START, STEPS, WINDOWS, WORK, Margin
 from rl.staffing.policy import Remembered, StaffingRule
 from tests.unit.autoscaler import builders
 from tests.unit.rl.staffing.test_env import VALUES, episodes
@@ -77,6 +77,17 @@ def test_a_size_that_was_too_small_is_not_tried_again_for_long() -> None:
     assert after([0.5] * (again - 1) + [0.95] + [0.5] * (again - 1), grown).size == 3
 
 
+@pytest.mark.parametrize(("broken", "times"), [(1, 1), (2, 2), (3, 4), (4, LONGEST), (6, LONGEST)])
+def test_a_level_that_breaks_the_slo_again_and_again_waits_the_longer_until_it_tries(broken: int, times: int) -> None:
+    margin = Margin(1)
+    for _ in range(broken):
+        while margin.size > 1:
+            margin = after([0.5], margin)
+        margin = after([2.0, 2.0], margin)
+    windows = round(times * AGAIN / QUICK)
+    assert [after([0.5] * count, margin).size for count in (windows - 1, windows)] == [3, 2]
+
+
 def test_what_was_too_small_at_one_level_of_the_load_is_not_at_another() -> None:
     margin = seen([(BUSY, 2.0)] * 2 + [(QUIET, 0.5)] * 100)
     assert margin.size == 0 and seen([(BUSY, 0.5)], margin).size == START + BACK
@@ -110,19 +121,19 @@ def test_it_stays_within_its_sizes_whatever_comes(windows: list[tuple[float, flo
     assert 0 <= margin.size <= STEPS and len(margin.floors) <= 41  # from 2 ** -10 to 2 ** 30
 
 
-@pytest.mark.parametrize(("size", "place"), [(0, 0), (START, 1), (STEPS, 2)])
-def test_the_numbers_are_those_of_the_ends_and_of_the_start(size: int, place: int) -> None:
+@pytest.mark.parametrize(("size", "place"), [(0, 0), (WORK, 1), (START, 2), (STEPS, 3)])
+def test_the_numbers_are_those_of_the_ends_of_the_work_and_of_the_start(size: int, place: int) -> None:
     assert Margin(size).numbers == {name: values[place] for name, values in NUMBERS.items()}
 
 
 def test_a_larger_margin_never_wants_fewer_replicas() -> None:
     """At any rate that all look-backs show alike."""
     numbers = [Margin(size).numbers for size in range(STEPS + 1)]
-    bursts = [Burst(round(one.pop("standbys")), **one) for one in numbers]
+    bursts = [burst_of(round(one["standbys"]), one) for one in numbers]
     wanted = [one.wanted(np.geomspace(1, 1e4), 0.01) for one in bursts]
     assert all((more >= less).all() for less, more in pairwise(wanted))
     assert (wanted[-1] > wanted[0])[wanted[0] > 1].all()
-    for others in ([one.hold_s for one in bursts], [one.standbys for one in bursts]):
+    for others in ([one.hold_s for one in bursts], [one.standbys for one in bursts], [one["load"] for one in numbers]):
         assert others == sorted(others)
 
 
@@ -149,9 +160,11 @@ def test_another_policys_memory_is_none() -> None:
 @pytest.mark.parametrize("size", [0, 1, START, STEPS - 1, STEPS])
 @pytest.mark.parametrize("following", [tuple(NUMBERS), ("spare",)])
 def test_a_size_is_recognised_by_the_rules_that_functions_have(size: int, following: tuple[str, ...]) -> None:
+    """Of several with the same numbers, the one nearest to the start."""
     numbers = Margin(size).numbers
     ordered = Burst(12, **{name: round(numbers[name], 3) for name in RULE})
-    assert Margin.ordered([Burst(3), ordered], following) == Margin(size)
+    recognised = size if len(following) > 1 else max(size, WORK)
+    assert Margin.ordered([Burst(3), ordered], following) == Margin(recognised)
     assert Margin.ordered([ordered], ()) == Margin.ordered([Burst(3)], following) == Margin()
 
 
@@ -169,7 +182,7 @@ def test_the_rule_on_a_measured_pipeline_takes_its_numbers_from_it_but_for_those
         proposal = rule.propose(view, view.end_s, memory)
         memory = proposal.memory
         orders.append({(b.look_back_s, b.spare, b.hold_s) for one in proposal.desired.values() if (b := one.burst)})
-    first = (NUMBERS["look_back_s"][1], NUMBERS["spare"][1], 2.0)
+    first = (NUMBERS["look_back_s"][2], NUMBERS["spare"][2], 2.0)
     least = (NUMBERS["look_back_s"][0], NUMBERS["spare"][0], 2.0)
     given = (VALUES["look_back_s"], VALUES["spare"], 2.0)
     assert (orders[0], orders[-1]) == (({first}, {least}) if measured else ({given}, {given}))
