@@ -26,6 +26,7 @@ from moe.names import INGRESS
 from platform_words.labels import PIPELINE_LABEL
 from smoe.commands.lines import print_next
 from smoe.commands.options import connect, gateway_option, json_option, of_gateway, password_option, state_option
+from smoe.errors import SmoeError
 from smoe.view.instances import generation_of, instances_table, rows_of, words_of
 
 Functions = Sequence[Mapping[str, Any]]
@@ -46,18 +47,24 @@ class Work:
 
 
 @click.command()
+@click.argument("name", metavar="[PIPELINE]", required=False)
 @state_option
 @gateway_option
 @password_option
 @click.option("--verbose", "-v", is_flag=True, help="Also print what this gateway notes about itself.")
 @json_option
-def status(state: Path, gateway_url: str | None, password_file: Path | None, verbose: bool, as_json: bool) -> None:
-    """Show functions, replicas, limits, calls, load and latency. Exit status 1 when a function has no ready replica.
+def status(
+    name: str | None, state: Path, gateway_url: str | None, password_file: Path | None, verbose: bool, as_json: bool
+) -> None:
+    """Show functions, replicas, limits, calls, load and latency; of PIPELINE alone, or of all. Exit status 1 when one
+    of them has no ready replica.
 
     Calls, share (of the tokens of an expert's layer) and P95 count from the ingress's start.
     """
     client = connect(state, gateway_url, password_file)
     functions = sorted(client.functions(), key=lambda function: (_pipeline(function), *_place(function)))
+    if name is not None:
+        functions = _of_pipeline(functions, name, client.url)
     waiting = [function["name"] for function in functions if not function.get("availableReplicas")]
     samples = _samples(client)
     work, unread = work_of(functions, *samples), unread_pipelines(functions, *samples)
@@ -81,6 +88,17 @@ def status(state: Path, gateway_url: str | None, password_file: Path | None, ver
         print_next(after_status(waiting, pipelines, of_gateway(state, gateway_url)))
     if waiting:
         sys.exit(1)
+
+
+def _of_pipeline(functions: Sequence[dict[str, Any]], name: str, url: str) -> list[dict[str, Any]]:
+    """Raises SmoeError where there are none."""
+    of_it = [function for function in functions if name and _pipeline(function) == name]
+    if of_it:
+        return of_it
+    there = sorted({pipeline for function in functions if (pipeline := _pipeline(function))})
+    raise SmoeError(
+        f"no function of a pipeline called {name!r} is deployed at {url}; there: {', '.join(there) or 'no pipeline'}"
+    )
 
 
 def after_status(waiting: Sequence[str], pipelines: Sequence[str], where: str) -> str:

@@ -67,6 +67,26 @@ def test_status_has_a_row_for_each_function_and_fails_where_one_has_no_replica(m
     assert result.exit_code == 1
 
 
+def test_status_of_one_pipeline_has_its_functions_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = {"availableReplicas": 1, "replicas": 1}
+    functions = [
+        {**function("m"), **ready},
+        {**function("n"), "labels": {"smoe.pipeline": "n"}},
+        {"name": "figlet", **ready},
+    ]
+    client = SimpleNamespace(url="http://g", functions=lambda: functions)
+    monkeypatch.setattr(module, "connect", lambda *_: client)
+    monkeypatch.setattr(module, "_samples", lambda _: [])
+    whole = CliRunner().invoke(status, [])
+    assert whole.exit_code == 1 and "figlet" in whole.stdout
+    one = CliRunner().invoke(status, ["m"])
+    rows = [line.split() for line in one.stdout.splitlines()]
+    assert one.exit_code == 0 and [row[:2] for row in rows if "1/1" in row or "0/0" in row] == [["m", "1/1"]]
+    for missing in ("figlet", ""):
+        none = CliRunner().invoke(status, [missing])
+        assert none.exit_code == 1 and "deployed at http://g; there: m, n" in str(none.exception)
+
+
 def test_what_an_ingress_that_does_not_answer_counted_is_unknown_and_not_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     ready = {"availableReplicas": 1, "replicas": 1}
     functions = [
