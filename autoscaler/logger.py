@@ -72,6 +72,7 @@ _PIPELINE_FIELDS = _numbers(
         "taken_back",
         "redeployed",
         "decided_by",
+        "news",
     ),
 )
 _GENERATION_FIELDS = _numbers(_names(GenerationObservation), ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -36,6 +37,9 @@ from autoscaler.state.features import complete
 from autoscaler.view import View
 
 log = logging.getLogger("smoe.autoscaler")
+
+WHOLE = 0.9
+"""Part of a window from which on it is new as a whole: ticks come a little early or late."""
 
 
 class Controller:
@@ -90,6 +94,8 @@ class Controller:
         self._memory: Memory = None
         self._limit_state = LimitState()
         self._sizes = OwnSizes()
+        self._shown_s = -math.inf
+        """Unix time of the end of the last window that was not stale."""
         self._logged_problems: tuple[str, ...] = ()
         self._logged_failure = ""
 
@@ -149,7 +155,19 @@ class Controller:
             problems = (*observation.problems, f"the functions could not be listed, nothing is decided: {error}")
             return replace(observation, problems=problems), {}
         redeployed = frozenset[str]() if observation.stale else self._sizes.redeployed(present)
-        return replace(complete(observation, present), taken_back=self._taken_back(), redeployed=redeployed), present
+        news = self._news(observation)
+        return (
+            replace(complete(observation, present), taken_back=self._taken_back(), redeployed=redeployed, news=news),
+            present,
+        )
+
+    def _news(self, observation: Observation) -> float:
+        before_s = self._shown_s
+        if not observation.stale:
+            self._shown_s = observation.end_s
+        new_s = observation.end_s - before_s
+        # After a clock that was set back all is new.
+        return new_s / observation.window_s if 0 < new_s < WHOLE * observation.window_s else 1.0
 
     def _propose(self, observation: Observation, now_s: float) -> Proposal:
         try:

@@ -177,6 +177,9 @@ class Observation:
     decided_by: str = ""
     """Name of the policy that had decided what ran in the window, where that is another than the one that is asked:
     what such a window shows is not due to the orders of the one that is asked."""
+    news: float = 1.0
+    """Part of the window that none before it showed, above 0 up to 1: those of 30 s that are read every 5 s show a
+    sixth each. What counts windows counts that."""
 
     @property
     def window_s(self) -> float:

@@ -23,7 +23,7 @@ from simulation.arrays import Floats
 _NODE = tuple(name for name in NodeObservation._fields if name != "configuration")
 _LAYER = tuple(entry.name for entry in fields(LayerObservation) if entry.name != "layer")
 _UNSTORED = (
-    "nodes", "layers", "problems", "stale", "generation", "arrivals", "taken_back", "redeployed", "decided_by",
+    "nodes", "layers", "problems", "stale", "generation", "arrivals", "taken_back", "redeployed", "decided_by", "news",
 )  # fmt: skip
 _WINDOW = tuple(entry.name for entry in fields(Observation) if entry.name not in _UNSTORED)
 SLACK = 0.5

@@ -61,8 +61,10 @@ class FallbackMemory:
     other: object = None
     bad: float = 0.0
     """Windows that count against the chosen policy, less what was made up for."""
-    doubted: int = 0
-    calm: int = 0
+    doubted: float = 0.0
+    calm: float = 0.0
+    silent_since_s: float | None = None
+    """End of the first of the last windows in which requests were in flight and none was answered, Unix time."""
     takeovers: int = 0
     """How often the other policy took over."""
     why: str = ""
@@ -207,25 +209,41 @@ def _judged(
     before: FallbackMemory, observation: Observation, proposal: Proposal, settings: FallbackSettings
 ) -> FallbackMemory:
     """The next state of the guard. Stale windows count for nothing; those with requests and no latency, or with one
-    that is no number, count as doubted."""
+    that is no number, count as doubted; those in which requests waited for longer than λ and none was answered missed
+    it."""
     if observation.stale:
         return before
+    news, since_s, slo_s = observation.news, _silent_since_s(before, observation), settings.targets.slo_s
     excess = settings.targets.excess(observation)
-    judged = excess is not None
-    missed = excess is not None and excess > 1.0
-    after = replace(before, loads=_loads(before, observation, settings))
+    overdue = since_s is not None and slo_s is not None and observation.end_s - since_s > slo_s
+    judged = excess is not None or overdue
+    missed = overdue or (excess is not None and excess > 1.0)
+    after = replace(before, loads=_loads(before, observation, settings), silent_since_s=since_s)
     doubt = proposal.doubt or (UNSEEN if not judged and (observation.requests or 0) > 0 else "")
-    doubted = before.doubted + 1 if doubt else 0
+    doubted = before.doubted + news if doubt else 0.0
     if before.why:
-        calm = 0 if missed or doubt else before.calm + judged
-        if calm >= settings.calm_windows * 2 ** min(before.takeovers - 1, MOST_DOUBLED):
-            return replace(after, bad=settings.windows - 1.0, doubted=0, calm=0, why="")
+        calm = 0.0 if missed or doubt else before.calm + judged * news
+        if _reached(calm, settings.calm_windows * 2 ** min(before.takeovers - 1, MOST_DOUBLED)):
+            return replace(after, bad=settings.windows - 1.0, doubted=0.0, calm=0.0, why="")
         return replace(after, doubted=doubted, calm=calm)
     fault = _fault(before, observation, proposal, settings) if missed else ""
     kept = judged and not missed
-    bad = before.bad + 1 if fault else max(0.0, before.bad - kept / settings.forgiving)
-    why = fault if fault and bad >= settings.windows else doubt if doubted >= settings.doubt_windows else ""
-    return replace(after, bad=bad, doubted=doubted, calm=0, why=why, takeovers=before.takeovers + bool(why))
+    bad = before.bad + news if fault else max(0.0, before.bad - kept * news / settings.forgiving)
+    why = fault if fault and _reached(bad, settings.windows) else ""
+    why = why or (doubt if _reached(doubted, settings.doubt_windows) else "")
+    return replace(after, bad=bad, doubted=doubted, calm=0.0, why=why, takeovers=before.takeovers + bool(why))
+
+
+def _silent_since_s(before: FallbackMemory, observation: Observation) -> float | None:
+    """What is in flight at a window's end has waited since then at least, until one is answered."""
+    if observation.requests or not observation.in_flight:
+        return None
+    return observation.end_s if before.silent_since_s is None else before.silent_since_s
+
+
+def _reached(windows: float, limit: float) -> bool:
+    """Sixths of windows do not add up to whole ones to the last digit."""
+    return windows >= limit - 1e-6
 
 
 def _fault(before: FallbackMemory, observation: Observation, proposal: Proposal, settings: FallbackSettings) -> str:

@@ -142,6 +142,10 @@ class Ingress:
     def metrics(self) -> bytes:
         return self.instruments.text()
 
+    def refused(self, status: int) -> None:
+        """As of :class:`functions.wire.messages.Counting`."""
+        self.instruments.finished(status, 0.0, 0)
+
     def submit(self, request: Request, answer: Callable[[Reply], None]) -> None:
         if request.path == "/statistics" and request.method in ("GET", "HEAD"):
             answer(Reply(200, (self.statistics.document(),)))

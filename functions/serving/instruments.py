@@ -33,8 +33,9 @@ class Distribution:
     def __post_init__(self) -> None:
         self.counts = [0] * (len(self.bounds) + 1)
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
+    def observe(self, value: float, failed: bool = False) -> None:
+        """``failed``: counted as above all bounds."""
+        self.counts[-1 if failed else bisect_left(self.bounds, value)] += 1
         self.total += value
 
     @property
@@ -165,7 +166,7 @@ class IngressInstruments:
         """One request was answered."""
         code = str(status)
         self.requests[code] = self.requests.get(code, 0) + 1
-        self.request_seconds.observe(seconds)
+        self.request_seconds.observe(seconds, failed=status >= 500 or status == 429)
         if status == 200:
             self.tokens += tokens
 
@@ -190,7 +191,8 @@ class IngressInstruments:
         requests = CounterMetricFamily(names.REQUESTS, "Requests answered", labels=["pipeline", "code"])
         for code, count in self.requests.items():
             requests.add_metric([*labels, code], count)
-        seconds = HistogramMetricFamily(names.REQUEST_SECONDS, "Time to answer", labels=["pipeline"])
+        meaning = "Time to answer; failed requests (5xx, 429) count as slower than every bucket"
+        seconds = HistogramMetricFamily(names.REQUEST_SECONDS, meaning, labels=["pipeline"])
         seconds.add_metric(labels, self.request_seconds.cumulative(), self.request_seconds.total)
         in_flight = GaugeMetricFamily(names.REQUESTS_IN_FLIGHT, "Requests in flight", labels=["pipeline"])
         in_flight.add_metric(labels, self.in_flight)

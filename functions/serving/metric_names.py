@@ -8,7 +8,8 @@ from __future__ import annotations
 REQUESTS = "smoe_requests_total"
 """Counter {pipeline, code}: requests answered by the ingress."""
 REQUEST_SECONDS = "smoe_request_seconds"
-"""Histogram {pipeline}: from the last byte of the request until the answer is handed to the socket."""
+"""Histogram {pipeline}: from the last byte of the request until the answer is handed to the socket. Failed requests
+(5xx, 429) count as slower than every bucket, however soon they were turned away."""
 REQUESTS_IN_FLIGHT = "smoe_requests_in_flight"
 """Gauge {pipeline}: requests not yet answered."""
 REQUEST_TOKENS = "smoe_request_tokens_total"

@@ -19,6 +19,7 @@ from hmac import compare_digest
 from functions.serving.connection import Connection
 from functions.wire.messages import (
     Application,
+    Counting,
     Reply,
     Request,
     both,
@@ -187,11 +188,13 @@ class FunctionServer:
             return
         if self.clients.working > self.clients.most:
             message = f"{self.clients.most} connections have calls under way, as many as smoe_max_connections allows"
+            self._count_refused(503)
             answer(error_reply(503, "connections", message, platform=True, retry_after_s=1))
             return
         limit = self.settings.max_inflight
         if limit and self.in_flight >= limit:
             self._note_refusal(limit)
+            self._count_refused(429)
             message = f"Concurrent request limit exceeded. Max concurrent requests: {limit}"
             answer(error_reply(429, "overloaded", message, platform=True, retry_after_s=1))
             return
@@ -218,6 +221,10 @@ class FunctionServer:
         except Exception:
             log.exception("request %s failed", request.request_id)
             finish(error_reply(500, "internal", "the function failed; its log has the reason", platform=True))
+
+    def _count_refused(self, status: int) -> None:
+        if isinstance(self.application, Counting):
+            self.application.refused(status)
 
     def _note_refusal(self, limit: int) -> None:
         """A line in the log at the first refusal, then at most one in ``REFUSALS_EVERY_S``."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from functions.wire.errors import CallError
 
@@ -106,6 +106,14 @@ class Application(Protocol):
 
     def close(self) -> None:
         """Let go of what it holds; called once, on the event loop, after the last answer."""
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """An application that counts requests, also those that its server turns away before ``submit``."""
+
+    def refused(self, status: int) -> None:
+        """One was turned away with ``status``; called on the event loop."""
 
 
 def error_reply(status: int, code: str, message: str, *, platform: bool, retry_after_s: int | None = None) -> Reply:

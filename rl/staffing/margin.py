@@ -30,16 +30,17 @@ NUMBERS: Mapping[str, tuple[float, float, float, float]] = {
     "look_back_s": (1.0, 1.0, 0.5, 0.5),
     "sleep_s": (0.5, 0.5, 0.5, 14.0),
 }
-"""The rule's numbers without any margin, at the start, and with all of it, by :data:`rl.staffing.action.NAMES`. Longer
-look-backs follow chance less and the load later, and a request waits meanwhile. The upper half is for replicas that
-are late: calls that wait are computed as one product, so the work that CPU time shows is less than what it takes to
-let none wait. Replicas sleep at every size, at the largest after a pause that hardly occurs: whether they do makes
+"""The rule's numbers without any margin, for the work, at the start, and with all of it, by
+:data:`rl.staffing.action.NAMES`. Longer look-backs follow chance less and the load later, and a request waits
+meanwhile. Calls that wait are computed as one product: fewer replicas than for the work that CPU time shows are enough
+where λ leaves calls time to wait, and what lies above the start is for replicas that are late, which takes more than
+the work where none is to wait. Replicas sleep at every size, at the largest after a pause that hardly occurs: whether they do makes
 them standbys, and a level of the load that changes from window to window would replace them all."""
 RULE = ("headroom", "spare", "hold_s", "look_back_s")
 """Those of them that a function has as they were ordered: how many standbys, the room decides."""
 ROUNDED = 1e-3
 """How far a function's number may be from what was ordered."""
-LATE, BACK = 0.9, 2
+LATE, BACK, IN_A_ROW = 0.9, 2, 2
 """P95 over λ of a window up to which it counts as one that keeps λ; steps that the margin grows by in the second window
 over λ in a row, and in the fourth. One alone may be chance: P95 of a few requests is the slowest, and known by a
 histogram's buckets."""
@@ -90,6 +91,8 @@ class Margin:
     """That of the last window that had tokens."""
     over: int | None = None
     """The level whose size was in force in the last window with answers, where that was over λ and nothing grew."""
+    late: float = 0.0
+    """Windows in a row that were over λ there since something grew."""
 
     @staticmethod
     def ordered(bursts: Collection[Burst], following: Collection[str]) -> Margin:
@@ -107,17 +110,20 @@ class Margin:
             return self
         level = round(log2(observation.tokens_per_s))
         if observation.decided_by:
-            return replace(self, level=level, over=None)
+            return replace(self, level=level, over=None, late=0.0)
         force = level if self.level is None else self.level
-        now = observation.latency_p95_s / slo_s
+        now, news = observation.latency_p95_s / slo_s, observation.news
         if now <= LATE:
-            return replace(self._kept(force, 1 / max(now, 1 / QUICK)), level=level, over=None)
-        again = now > 1.0 and self.over is not None and abs(self.over - force) <= NEAR
+            return replace(self._kept(force, news / max(now, 1 / QUICK)), level=level, over=None, late=0.0)
+        near = self.over is not None and abs(self.over - force) <= NEAR
+        late = news + self.late if now > 1.0 and near else news
+        again = now > 1.0 and late >= IN_A_ROW - ROUNDED
         floors = {**self.floors, **{near: replace(self.floors[near], kept=0.0) for near in self._near(force)}}
         if again:
             size = min(self.at(force) + BACK, STEPS)
             floors[force] = floors[force].raised(size) if force in floors else Floor(size)
-        return Margin(self.common, 0.0, floors, level, force if now > 1.0 and not again else None)
+        over = force if now > 1.0 and not again else None
+        return Margin(self.common, 0.0, floors, level, over, late if over is not None else 0.0)
 
     def _kept(self, force: int, windows: float) -> Margin:
         """Also of the floors of neighbours, as the largest was in force; of the common size where it was."""

@@ -233,7 +233,7 @@ MODELLED = {
 MEASURED = Margin().numbers
 """Defaults where call times are of functions that run: chosen live, on three traces at 14 and 17 requests/s, where the
 arrivals of a quarter of a second are few and vary by half. ``load`` was chosen simulated: what the last window kept
-busy costs less always running than opened again by every other request."""
+busy costs less always running than opened again by every other request, until there is slack to give up."""
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ class RuleSettings(ModelSettings):
     takes neither profile nor workload."""
     load: Positive | None = None
     """Times its calls in the last window that replicas always run for. [default: 0.5 where calls are modelled and of
-    decoders, 1 where they were measured]"""
+    decoders, 0.5 to 1 by P95 where they were measured]"""
     standbys: NotNegative | None = None
     """Replicas of every expert that wait. [default: 6 where calls are modelled, 3 to 6 by P95 where they were
     measured]"""
@@ -255,8 +255,8 @@ class RuleSettings(ModelSettings):
     """z of the activation rule: replicas for each root of the work. [default: 0.1 where calls are modelled, 0.1
     to 1.6 by P95 where they were measured]"""
     activation_headroom: NotNegative | None = None
-    """k of the activation rule: replicas for each replica's worth of work. [default: 1 where calls are modelled, 1 to
-    1.5 by P95 where they were measured]"""
+    """k of the activation rule: replicas for each replica's worth of work. [default: 1 where calls are modelled, 0.5
+    to 1.5 by P95 where they were measured]"""
     hold_s: Positive | None = None
     """Seconds that an activated standby stays after it was wanted last. [default: 1.5 where calls are modelled, 1 to
     6 by P95 where they were measured]"""

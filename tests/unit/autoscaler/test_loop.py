@@ -101,6 +101,18 @@ def test_a_size_that_is_deployed_in_a_stale_window_is_reported_in_the_next_one()
     assert subject.tick(NOW_S + 10).observation.redeployed == {FUNCTION}
 
 
+def test_a_window_states_how_much_of_it_is_new() -> None:
+    plant = Plant()
+    subject = controller(plant, window_s=30.0)
+    times_s = [0, 5, 10, 40, 68, 70, 60, 65]  # the clock is set back once
+    news = [subject.tick(NOW_S + one).observation.news for one in times_s]
+    assert news == pytest.approx([1, 1 / 6, 1 / 6, 1, 1, 2 / 30, 1, 1 / 6])
+    plant.stale = True
+    assert subject.tick(NOW_S + 70).observation.news == pytest.approx(1 / 6)
+    plant.stale = False
+    assert subject.tick(NOW_S + 75).observation.news == pytest.approx(1 / 3), "nobody saw the stale one"
+
+
 def test_a_tick_reports_what_was_observed_decided_done_and_paid() -> None:
     plant = Plant()
     plant.calls = 5.6

@@ -103,6 +103,24 @@ def test_a_policy_whose_latency_nobody_sees_goes_after_two_windows(p95_s: float 
     assert replicas(watched, [KEPT, blind, KEPT, blind, blind, blind, KEPT, KEPT]) == [1, 1, 1, 1, 5, 5, 1, 1]
 
 
+def test_windows_that_overlap_count_once() -> None:
+    """Of 30 s, read every 5 s: six of them show one late burst."""
+    missed, kept = window(0.2, news=1 / 6), window(0.05, news=1 / 6)
+    assert set(replicas(policy(), [kept, *[missed] * 17, *[kept] * 6])) == {1}
+    assert replicas(policy(), [missed] * 18)[-2:] == [1, 5]
+    assert replicas(doubting("d" * 12), [kept] * 12) == [8] * 11 + [5]
+    assert replicas(policy(calm_windows=2), [*[MISSED] * 3, *[kept] * 12])[-2:] == [5, 1]
+
+
+def test_requests_that_wait_for_longer_than_the_slo_without_any_answer_miss_it() -> None:
+    silent = [window(None, requests=0.0, in_flight=2.0, start_s=10.0 * n, end_s=10.0 * n + 10) for n in range(6)]
+    assert replicas(policy(), silent) == [1, 1, 1, 5, 5, 5], "what is in flight after the first may have just come"
+    answered = window(None, requests=1.0, start_s=30.0, end_s=40.0, in_flight=2.0)
+    assert 5 not in replicas(policy(), [*silent[:3], answered, *silent[4:5]])
+    slow = FallbackPolicy(Fixed("learnt", LESS), Fixed("hpa", configuration(5)), FallbackSettings(Targets(60.0)))
+    assert set(replicas(slow, silent)) == {1}
+
+
 def test_both_policies_see_every_window_with_their_own_memory() -> None:
     chosen, other = Fixed("learnt", configuration(1)), Fixed("hpa", configuration(5))
     replicas(FallbackPolicy(chosen, other, FallbackSettings(Targets(SLO_S))), [MISSED] * 4)

@@ -11,7 +11,7 @@ import pytest
 from functions.dispatch.replicas import FunctionReplicas
 from functions.ingress.handler import CLIENT_GONE, Ingress
 from functions.serving.settings import from_environment
-from functions.wire.messages import Reply, Request
+from functions.wire.messages import Counting, Reply, Request
 from moe.manifest import load
 
 
@@ -51,6 +51,16 @@ async def test_a_request_whose_client_left_is_given_up_and_holds_nothing(bert: P
     for _ in range(3):
         await asyncio.sleep(0)
     assert all(waiter.turn.cancelled() for f in ingress.dispatcher._functions.values() for waiter in f.waiting)
+    ingress.close()
+
+
+async def test_requests_that_the_server_turns_away_are_counted_as_failed_and_slow(bert: Path) -> None:
+    settings = from_environment({"smoe_pipeline": str(bert), "smoe_nodes": "ingress"})
+    ingress = Ingress(load(bert), settings, asyncio.get_running_loop())
+    assert isinstance(ingress, Counting)
+    ingress.refused(429)
+    assert ingress.instruments.requests == {"200": 0, "429": 1}
+    assert ingress.instruments.request_seconds.counts[-1] == 1
     ingress.close()
 
 

@@ -110,6 +110,27 @@ async def test_huge_headers_get_431(start: Any) -> None:
     assert (await running.send(post(headers=f"a: {'b' * 70_000}\r\n")))[0][0] == 431
 
 
+class CountingHeld(Held):
+    """One that counts what it never gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.statuses: list[int] = []
+
+    def refused(self, status: int) -> None:
+        self.statuses.append(status)
+
+
+async def test_an_application_that_counts_requests_learns_of_those_that_were_turned_away(start: Any) -> None:
+    held = CountingHeld()
+    running = await start(held, max_inflight=1)
+    first = asyncio.ensure_future(running.send(post()))
+    await held.wait(1)
+    assert [(await running.send(post()))[0][0] for _ in range(2)] == held.statuses == [429, 429]
+    held.answer_all()
+    assert (await first)[0][0] == 200 and len(held.calls) == 1
+
+
 async def test_calls_above_max_inflight_get_429_and_are_not_begun(start: Any) -> None:
     held = Held()
     running = await start(held, max_inflight=1)

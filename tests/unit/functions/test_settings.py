@@ -111,6 +111,14 @@ def test_the_peak_is_the_largest_value_of_the_last_window(steps: list[tuple[floa
     assert peak <= max([value, 0, *(v for _, _, v in held)])
 
 
+def test_failed_requests_count_as_slower_than_every_bucket_however_soon_they_were_refused() -> None:
+    instruments = IngressInstruments("m", ["segment-0"], 1, lambda: 0.0)
+    for status in (200, 400, 429, 500, 503):
+        instruments.finished(status, 0.001, 0)
+    below, above = instruments.request_seconds.cumulative()[-2:]
+    assert (below[1], above[1]) == (2, 5) and instruments.request_seconds.total == pytest.approx(0.005)
+
+
 def test_the_text_has_every_metric_of_the_contract() -> None:
     instruments = IngressInstruments("m", ["segment-0"], 1, lambda: 0.0)
     node = instruments.nodes["segment-0"]

@@ -70,6 +70,19 @@ def test_it_grows_once_for_two_windows_over_the_slo_which_are_late_for_what_it_g
     assert [after([2.0] * count, Margin(1)).size for count in (1, 2, 3, 4)] == [1, 3, 3, 5]
 
 
+def test_windows_that_overlap_count_once() -> None:
+    def sixths(times: float, count: int, margin: Margin) -> Margin:
+        """Windows of 30 s that are read every 5 s."""
+        for _ in range(count):
+            one = replace(VIEW, tokens_per_s=QUIET, latency_p95_s=times * SLO_S, news=1 / 6)
+            margin = margin.after(one, SLO_S)
+        return margin
+
+    assert sixths(0.1, 6, sixths(2.0, 6, Margin(1))).size == 1, "one burst in six windows"
+    assert [sixths(2.0, count, Margin(1)).size for count in (11, 12, 23, 24)] == [1, 1 + BACK, 1 + BACK, 1 + 2 * BACK]
+    assert [sixths(0.5, count, Margin()).size for count in (89, 91)] == [START, START - 1]
+
+
 def test_a_size_that_was_too_small_is_not_tried_again_for_long() -> None:
     grown = after([2.0, 2.0], Margin(1))
     again = round(AGAIN / QUICK)
