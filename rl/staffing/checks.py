@@ -33,6 +33,8 @@ class Correction:
     times: float = 1.0
     measured: bool = False
     late: tuple[float, ...] = ()
+    shown: float = 0.0
+    """Windows since the last of these became one of its own; one that overlaps it takes its place until then."""
 
     @staticmethod
     def of(memory: Memory) -> Correction:
@@ -45,9 +47,12 @@ class Correction:
             return self
         now = call_times(workload, observation)
         times = self.times if now is None else math.sqrt(self.times * now) if self.measured else now
-        p95_s = observation.latency_p95_s
-        late = self.late if p95_s is None else (*self.late, p95_s / workload.slo_s)[-RECENT:]
-        return Correction(min(max(times, 1 / MOST), MOST), self.measured or now is not None, late)
+        p95_s, shown, late = observation.latency_p95_s, self.shown + observation.news, self.late
+        if p95_s is not None:
+            whole = shown >= 1.0 - 1e-6 or not late
+            late = (*(late if whole else late[:-1]), p95_s / workload.slo_s)[-RECENT:]
+            shown = 0.0 if whole else shown
+        return Correction(min(max(times, 1 / MOST), MOST), self.measured or now is not None, late, shown)
 
     def most_s(self, slo_s: float, present_s: float, outside_s: float) -> float:
         """The most mean seconds that experts may take, which take ``present_s`` now, by the same model: of P95 what is

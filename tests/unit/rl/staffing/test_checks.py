@@ -99,6 +99,17 @@ def test_a_stale_window_corrects_nothing() -> None:
     assert Correction.of("another policy's") == Correction()
 
 
+def test_windows_that_overlap_are_remembered_as_one() -> None:
+    """28 windows of 30 s are a quarter of an hour, read every 5 s, too."""
+    one, correction = observed(), Correction()
+    for number in range(28 * 6):
+        p95_s = WORKLOAD.slo_s * (2.0 if number == 1 else 0.5)
+        correction = correction.after(WORKLOAD, replace(one, latency_p95_s=p95_s, news=1 / 6 if number else 1.0))
+    assert len(correction.late) == 28 and correction.late[-1] == pytest.approx(0.5)
+    whole = Correction().after(WORKLOAD, replace(one, latency_p95_s=0.1)).after(WORKLOAD, replace(one, latency_p95_s=0.2))
+    assert whole.late == pytest.approx((0.1 / WORKLOAD.slo_s, 0.2 / WORKLOAD.slo_s))
+
+
 def rule(slo_s: float = 1.0) -> StaffingRule:
     workload = replace(WORKLOAD, slo_s=slo_s)
     return StaffingRule(workload, encoder_of(workload), RuleSettings().values())
