@@ -17,25 +17,25 @@ import numpy as np
 
 from autoscaler.contract import Burst, Observation
 
-STEPS = 10
+STEPS = 8
 """Sizes of the margin between none and all of it: each is a new rule for every function."""
-WORK, START = 2, 6
-"""Sizes with replicas for the work that CPU time shows and hardly more, and at first."""
-NUMBERS: Mapping[str, tuple[float, float, float, float]] = {
-    "load": (0.5, 1.0, 1.0, 1.0),
-    "standbys": (3.0, 3.0, 3.0, 6.0),
-    "headroom": (0.5, 1.0, 1.0, 1.5),
-    "spare": (0.1, 0.1, 0.7, 1.6),
-    "hold_s": (1.0, 1.0, 3.0, 6.0),
-    "look_back_s": (1.0, 1.0, 0.5, 0.5),
-    "sleep_s": (0.5, 0.5, 0.5, 14.0),
+START = STEPS // 2
+NUMBERS: Mapping[str, tuple[float, float, float]] = {
+    "load": (0.7, 1.0, 1.0),
+    "standbys": (3.0, 3.0, 6.0),
+    "headroom": (0.7, 1.0, 1.5),
+    "spare": (0.3, 0.7, 1.6),
+    "hold_s": (1.0, 3.0, 6.0),
+    "look_back_s": (1.0, 0.5, 0.5),
+    "sleep_s": (0.5, 0.5, 14.0),
 }
-"""The rule's numbers without any margin, for the work, at the start, and with all of it, by
-:data:`rl.staffing.action.NAMES`. Longer look-backs follow chance less and the load later, and a request waits
-meanwhile. Calls that wait are computed as one product: fewer replicas than for the work that CPU time shows are enough
-where λ leaves calls time to wait, and what lies above the start is for replicas that are late, which takes more than
-the work where none is to wait. Replicas sleep at every size, at the largest after a pause that hardly occurs: whether they do makes
-them standbys, and a level of the load that changes from window to window would replace them all."""
+"""The rule's numbers without any margin, at the start, and with all of it, by :data:`rl.staffing.action.NAMES`. Longer
+look-backs follow chance less and the load later, and a request waits meanwhile. Calls that wait are computed as one
+product: fewer replicas than for the work that CPU time shows are enough where λ leaves calls time to wait, down to
+where one replica does the work of more than one (half of the work broke λ, and its queue took a minute to go). The
+upper half is for replicas that are late, which takes more than the work where none is to wait. Replicas sleep at every
+size, at the largest after a pause that hardly occurs: whether they do makes them standbys, and a level of the load that
+changes from window to window would replace them all."""
 RULE = ("headroom", "spare", "hold_s", "look_back_s")
 """Those of them that a function has as they were ordered: how many standbys, the room decides."""
 ROUNDED = 1e-3
@@ -152,7 +152,7 @@ class Margin:
 
 
 def _numbers(size: int) -> dict[str, float]:
-    return {name: float(np.interp(size, (0, WORK, START, STEPS), values)) for name, values in NUMBERS.items()}
+    return {name: float(np.interp(size, (0, START, STEPS), values)) for name, values in NUMBERS.items()}
 
 
 def _is_of(size: int, burst: Burst, names: Sequence[str]) -> bool:

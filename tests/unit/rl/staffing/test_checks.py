@@ -106,7 +106,9 @@ def test_windows_that_overlap_are_remembered_as_one() -> None:
         p95_s = WORKLOAD.slo_s * (2.0 if number == 1 else 0.5)
         correction = correction.after(WORKLOAD, replace(one, latency_p95_s=p95_s, news=1 / 6 if number else 1.0))
     assert len(correction.late) == 28 and correction.late[-1] == pytest.approx(0.5)
-    whole = Correction().after(WORKLOAD, replace(one, latency_p95_s=0.1)).after(WORKLOAD, replace(one, latency_p95_s=0.2))
+    whole = (
+        Correction().after(WORKLOAD, replace(one, latency_p95_s=0.1)).after(WORKLOAD, replace(one, latency_p95_s=0.2))
+    )
     assert whole.late == pytest.approx((0.1 / WORKLOAD.slo_s, 0.2 / WORKLOAD.slo_s))
 
 

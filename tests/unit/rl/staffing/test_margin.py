@@ -17,7 +17,7 @@ from autoscaler.policy.work import Work
 from rl.staffing.action import burst_of
 from rl.staffing.env import StaffingEnv
 from rl.staffing.hours import encoder_of
-from rl.staffing.margin import AGAIN, BACK, LONGEST, NUMBERS, QUICK, RULE, START, STEPS, WINDOWS, WORK, Margin
+from rl.staffing.margin import AGAIN, BACK, LONGEST, NUMBERS, QUICK, RULE, START, STEPS, WINDOWS, Margin
 from rl.staffing.policy import Remembered, StaffingRule
 from tests.unit.autoscaler import builders
 from tests.unit.rl.staffing.test_env import VALUES, episodes
@@ -134,8 +134,8 @@ def test_it_stays_within_its_sizes_whatever_comes(windows: list[tuple[float, flo
     assert 0 <= margin.size <= STEPS and len(margin.floors) <= 41  # from 2 ** -10 to 2 ** 30
 
 
-@pytest.mark.parametrize(("size", "place"), [(0, 0), (WORK, 1), (START, 2), (STEPS, 3)])
-def test_the_numbers_are_those_of_the_ends_of_the_work_and_of_the_start(size: int, place: int) -> None:
+@pytest.mark.parametrize(("size", "place"), [(0, 0), (START, 1), (STEPS, 2)])
+def test_the_numbers_are_those_of_the_ends_and_of_the_start(size: int, place: int) -> None:
     assert Margin(size).numbers == {name: values[place] for name, values in NUMBERS.items()}
 
 
@@ -173,11 +173,9 @@ def test_another_policys_memory_is_none() -> None:
 @pytest.mark.parametrize("size", [0, 1, START, STEPS - 1, STEPS])
 @pytest.mark.parametrize("following", [tuple(NUMBERS), ("spare",)])
 def test_a_size_is_recognised_by_the_rules_that_functions_have(size: int, following: tuple[str, ...]) -> None:
-    """Of several with the same numbers, the one nearest to the start."""
     numbers = Margin(size).numbers
     ordered = Burst(12, **{name: round(numbers[name], 3) for name in RULE})
-    recognised = size if len(following) > 1 else max(size, WORK)
-    assert Margin.ordered([Burst(3), ordered], following) == Margin(recognised)
+    assert Margin.ordered([Burst(3), ordered], following) == Margin(size)
     assert Margin.ordered([ordered], ()) == Margin.ordered([Burst(3)], following) == Margin()
 
 
@@ -195,7 +193,7 @@ def test_the_rule_on_a_measured_pipeline_takes_its_numbers_from_it_but_for_those
         proposal = rule.propose(view, view.end_s, memory)
         memory = proposal.memory
         orders.append({(b.look_back_s, b.spare, b.hold_s) for one in proposal.desired.values() if (b := one.burst)})
-    first = (NUMBERS["look_back_s"][2], NUMBERS["spare"][2], 2.0)
+    first = (NUMBERS["look_back_s"][1], NUMBERS["spare"][1], 2.0)
     least = (NUMBERS["look_back_s"][0], NUMBERS["spare"][0], 2.0)
     given = (VALUES["look_back_s"], VALUES["spare"], 2.0)
     assert (orders[0], orders[-1]) == (({first}, {least}) if measured else ({given}, {given}))
