@@ -171,7 +171,8 @@ class Generator:
                 waiting.texts.appendleft(text)
             for run in list(self.runs):
                 for text in run.queued:
-                    if text.moved_s + self._timeout_s <= now_s or (text.deadline_s or now_s + 1) <= now_s:
+                    late = text.moved_s + self._timeout_s <= now_s or (text.deadline_s or now_s + 1) <= now_s
+                    if text.cancelled or late:
                         run.give_up_waiting(text, DeadlineError(SPENT))
             self._place()
             if not self.queued:

@@ -50,7 +50,7 @@ class Arrow(Scheduler):
         return keeps or min(self.pool(Role.PREFILL), key=cost)
 
     def choose_decode(self, tokens: int, prefilled_on: Instance, now_s: float) -> Instance:
-        if prefilled_on.role is Role.DECODE:
+        if prefilled_on.role is Role.DECODE and prefilled_on.name in self.instances:  # it may have been retired
             return prefilled_on
 
         def cost(instance: Instance) -> Cost:

@@ -115,6 +115,32 @@ async def test_texts_go_to_the_emptiest_instance_and_parked_ones_come_back(
     await bench.end()
 
 
+async def test_texts_whose_clients_left_leave_the_queue_of_an_instance_that_is_busy(
+    model: WholeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    generator, bench, go_on = generator_of(model.directory), Bench(InProcess(model, 40)), asyncio.Event()
+    bench.instance.before = lambda number: go_on.wait()
+    sinks = [bench.add(bench.text("running", [1, 2, 3], 4))]
+    while not bench.instance.iterations:
+        await asyncio.sleep(0)
+    head, *behind = [bench.text(str(number), [1, 2, 3], 4) for number in range(3)]
+    bench.run.queue.extend([head, *behind])
+    generator.runs.append(bench.run)
+    for text in behind:
+        generator.cancel(text)
+    generator._place()
+    async with asyncio.timeout(30):
+        while len(bench.run.queue) > 1:
+            await asyncio.sleep(0.01)
+    assert list(bench.run.queue) == [head] and generator.queued == 1
+    go_on.set()
+    assert isinstance(head.sink, Collected)
+    await bench.over(*sinks, head.sink)
+    generator.close()
+    await bench.end()
+
+
 async def test_an_instance_ends_its_drain_where_waiting_texts_need_its_replicas(model: WholeModel) -> None:
     """One replica of each of two functions goes, of unlike instances: those that stay make a third."""
     generator = generator_of(model.directory)

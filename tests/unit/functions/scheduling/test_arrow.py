@@ -151,6 +151,14 @@ def test_an_instance_that_stalls_keeps_its_interval_and_an_idle_one_loses_it() -
     assert scheduler.instances[2].interval_s == 0.0
 
 
+def test_a_decode_leaves_an_instance_that_was_retired_though_its_role_is_decode() -> None:
+    scheduler = arrow()
+    assert scheduler.prefill(0, 100, 0.0) == 0
+    scheduler.instances[0].role = Role.DECODE
+    scheduler.retire(0)
+    assert scheduler.decode(0, 0.0) == 2
+
+
 STATES = st.tuples(
     st.sampled_from(Role),
     st.lists(st.integers(1, 900), max_size=3),
