@@ -32,6 +32,10 @@ class Source(Protocol):
     instance: Instance
     over: bool
 
+    @property
+    def stuck(self) -> bool:
+        """Whether nothing goes on there but texts that leave, which hold the room that its first arrival needs."""
+
     def sent(self, left: Text) -> None:
         """Nobody will read the pages of ``left`` here any more."""
 
@@ -91,6 +95,16 @@ class Migrations:
                 continue
             self.moving = first
             self._task = self._loop.create_task(self._pull(first))
+
+    def waits(self, fits: Callable[[Text], bool]) -> bool:
+        """Whether the first that waits needs room that is not there."""
+        return bool(self.queue) and not fits(self.queue[0].text)
+
+    def untie(self) -> None:
+        """Give up the first that waits for an instance that is stuck where its source is, too: texts that leave for
+        each other would hold each other's room until their time is spent."""
+        if self.queue[0].source.stuck:
+            self._give_up(self.queue.popleft())
 
     def drop(self, text: Text) -> bool:
         """Take a text that waits out of the queue; False where it does not wait here."""

@@ -112,6 +112,11 @@ class InstanceRun:
         return [*self.queue, *self.migrations.texts]
 
     @property
+    def stuck(self) -> bool:
+        """Whether nothing goes on here but texts that leave, which hold the room that its first arrival needs."""
+        return not self.texts and self.migrations.moving is None and self.migrations.waits(self.fits)
+
+    @property
     def _free_pages(self) -> int:
         return self.instance.pages - self.pages - self.prefixes.pages
 
@@ -207,9 +212,14 @@ class InstanceRun:
         self._wake.set()
 
     def _take_in(self) -> None:
-        """Texts that come from other instances, and prompts that wait for this one; each in order."""
+        """Texts that come from other instances, and prompts that wait for this one; each in order. Prompts wait while
+        a text that comes needs room: it has pages elsewhere, and small ones would overtake it without end."""
         self.migrations.begin(self.fits)
-        while self.queue and (self.queue[0].cancelled or self.fits(self.queue[0])):
+        if self.stuck:
+            self.migrations.untie()
+        while self.queue and (
+            self.queue[0].cancelled or (self.fits(self.queue[0]) and not self.migrations.waits(self.fits))
+        ):
             text = self.queue.popleft()
             if text.cancelled:
                 self._ended(text, "abort")

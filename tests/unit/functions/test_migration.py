@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import pytest
 
@@ -12,7 +12,7 @@ from functions.generation.phases import Phases
 from functions.generation.run import InstanceRun
 from functions.generation.texts import Text, Waiting
 from functions.scheduling.arrow import Arrow
-from functions.scheduling.cluster import Role
+from functions.scheduling.cluster import Instance, Role, Scheduler
 from functions.scheduling.peers import RoundRobin
 from functions.scheduling.predictor import DecodeModel, PrefillModel, Profile
 from functions.scheduling.settings import ArrowSettings, Targets
@@ -84,6 +84,22 @@ class Pair:
         await asyncio.gather(*self.tasks)
         assert [one.used_pages for one in self.instances] == [0, 0]
         assert not self.phases._held and not any(run.leaving or run.queued for run in self.runs)
+
+
+class Fixed(Scheduler):
+    """``where``: by tens of a prompt's tokens, who computes it and who goes on with its text; else instance 1."""
+
+    roles = False
+
+    def __init__(self, where: Mapping[int, tuple[int, int]]) -> None:
+        super().__init__({}, TARGETS, 1)
+        self.where = where
+
+    def choose_prefill(self, tokens: int, now_s: float) -> Instance:
+        return self.instances[self.where.get(tokens // 10, (1, 1))[0]]
+
+    def choose_decode(self, tokens: int, prefilled_on: Instance, now_s: float) -> Instance:
+        return self.instances[self.where.get(tokens // 10, (1, 1))[1]]
 
 
 @pytest.fixture
@@ -186,4 +202,27 @@ async def test_a_text_stays_where_its_prefill_instance_has_become_one_for_decode
     arrow.instances[0].role = Role.DECODE
     await over(*sinks)
     assert pair.measures.move.count == 0 and pair.measures.written_tokens == 24
+    await pair.close()
+
+
+async def test_prompts_do_not_overtake_a_text_that_waits_for_room(model: WholeModel, texts) -> None:
+    pair = Pair(model, pages=8, phases=Phases(Fixed({7: (0, 1)}), 1.0))
+    running, moves, *small = texts((50, 70, 5, 6, 7))  # 5 pages with its answer, 6, and 2 each
+    (sink,) = pair.add(running)
+    while not sink.tokens:
+        await asyncio.sleep(0)
+    sinks = pair.add(moves)
+    while not pair.runs[1].queued:
+        await asyncio.sleep(0)
+    await over(sink, *sinks, *pair.add(*small))
+    names = [{name for name, _ in one} for one in pair.instances[1].iterations]
+    assert not any(running.request_id in one and one & {text.request_id for text in small} for one in names)
+    assert pair.measures.move.count == 1
+    await pair.close()
+
+
+async def test_texts_that_leave_for_each_other_do_not_wait_for_each_others_room(model: WholeModel, texts) -> None:
+    pair = Pair(model, pages=8, phases=Phases(Fixed({7: (0, 1), 9: (1, 0)}), 1.0))
+    async with asyncio.timeout(60):
+        await same(model, pair, texts((70, 90), 4))
     await pair.close()
