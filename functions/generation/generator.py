@@ -112,7 +112,7 @@ class Generator:
             "joining": len(self._joining),
             "instances": [
                 _texts_and_pages(run) | roles.get(run, {"instance": number, "role": "both"})
-                for number, run in enumerate(self.runs)
+                for number, run in enumerate(run for run in self.runs if not run.over)
             ],
             "flips": 0 if phases is None else phases.scheduler.flips,
             "flip_ms": [] if phases is None else [1000 * flip.took_s for flip in phases.flips],

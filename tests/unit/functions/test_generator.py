@@ -23,6 +23,7 @@ from moe.manifest import load
 from moe.reference import WholeModel
 from tests.unit.functions.conftest import turns
 from tests.unit.functions.decoder_bench import Bench, Collected, InProcess
+from tests.unit.functions.test_migration import Pair
 
 
 def generator_of(directory: Path, timeout_s: float = 60.0, queue_limit: int = 3) -> Generator:
@@ -139,6 +140,23 @@ async def test_texts_whose_clients_left_leave_the_queue_of_an_instance_that_is_b
     await bench.over(*sinks, head.sink)
     generator.close()
     await bench.end()
+
+
+async def test_an_instance_that_drains_keeps_its_number_and_one_that_has_ended_has_none(model: WholeModel) -> None:
+    generator, pair = generator_of(model.directory), Pair(model)
+    generator.phases, generator.runs = pair.phases, pair.runs[::-1]  # 0 died, and came back as the last
+
+    def shown() -> list[tuple[int, str]]:
+        return [(one["instance"], one["role"]) for one in generator.document()["instances"]]
+
+    assert shown() == [(1, "decode"), (0, "prefill")]
+    pair.runs[0].retire()
+    assert shown() == [(1, "decode"), (0, "draining")]
+    pair.end(0)
+    await pair.tasks[0]
+    assert shown() == [(1, "decode")]
+    await pair.close()
+    generator.close()
 
 
 async def test_an_instance_ends_its_drain_where_waiting_texts_need_its_replicas(model: WholeModel) -> None:
