@@ -237,8 +237,8 @@ def _schedule(settings: DeploymentSettings) -> dict[str, str]:
     profiles = {"smoe_profiles": settings.profiles} if settings.profiles else {}
     return {
         "smoe_schedule": settings.schedule,
-        "smoe_ttft": f"{settings.ttft_ms:g}ms",
-        "smoe_tpot": f"{settings.tpot_ms:g}ms",
+        "smoe_ttft": f"{settings.ttft_ms:.10g}ms",
+        "smoe_tpot": f"{settings.tpot_ms:.10g}ms",
         "smoe_prefill_instances": str(settings.prefill_instances or max(1, settings.instances // 2)),
         **profiles,
     }

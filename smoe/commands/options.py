@@ -67,6 +67,8 @@ class Tenths(click.ParamType[int]):
 
 CORES = click.FloatRange(min=0.05, max=1000)
 """CPU limit of a function in configured cores, of which each may be a thousandth of a real one (``--cpu-scale``)."""
+DAY_MS = 86_400_000
+"""Longest target of a text's tokens, in milliseconds."""
 
 
 _DEFAULTS = DeploymentSettings()
@@ -140,13 +142,13 @@ _REPLICAS = [
     ),
     click.option(
         "--ttft-ms",
-        type=click.FloatRange(min=1),
+        type=click.FloatRange(1, DAY_MS),
         default=_DEFAULTS.ttft_ms,
         help="deadline, arrow: time to first token to keep, in milliseconds.",
     ),
     click.option(
         "--tpot-ms",
-        type=click.FloatRange(min=0.1),
+        type=click.FloatRange(0.1, DAY_MS),
         default=_DEFAULTS.tpot_ms,
         help="deadline, arrow: mean time per further token to keep, in milliseconds.",
     ),

@@ -205,6 +205,20 @@ def test_a_decoder_s_segments_get_instances_and_its_ingress_the_schedule(manifes
     assert {replicas[node.id] for node in decoder.nodes if node.kind == "expert"} == {"1"}
 
 
+@pytest.mark.parametrize("target_ms", [0.1, 1_234_567.0, 86_400_000.0])
+def test_an_ingress_reads_every_target_that_the_options_take(manifest: Manifest, target_ms: float) -> None:
+    settings = DeploymentSettings(instances=2, schedule="arrow", ttft_ms=target_ms, tpot_ms=target_ms)
+    ingress, *_ = function_deployments(replace(manifest, task="causal-lm"), settings)
+    targets = schedule_settings(ingress["envVars"]).targets
+    assert (targets.ttft_s, targets.tpot_s) == pytest.approx((target_ms / 1000, target_ms / 1000), rel=1e-12)
+
+
+@pytest.mark.parametrize("option", ["--ttft-ms", "--tpot-ms"])
+def test_a_target_without_an_end_is_refused(option: str) -> None:
+    with pytest.raises(click.BadParameter, match="not in the range"):
+        deploy.make_context("deploy", ["x", option, "inf"])
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [
