@@ -241,6 +241,9 @@ def main(
 ) -> None:
     only = tuple(name.replace(";", ",") for name in only)
     folder, hardware = catalog.data_folder(data), Hardware()
+    known = TARGETS if folder else SAMPLES
+    if not known.keys() >= set(traces):
+        raise click.UsageError(f"--traces takes {', '.join(known)}{'' if folder else ' (without --data)'}")
     results = [
         compare(
             name,
@@ -250,7 +253,7 @@ def main(
             hardware,
             only,
         )
-        for name, targets in (TARGETS if folder else SAMPLES).items()
+        for name, targets in known.items()
         if not traces or name in traces
     ]
     rows = [[which, *(f"{one['rps'][which]:.2f}" for one in results)] for which in results[0]["rps"]]

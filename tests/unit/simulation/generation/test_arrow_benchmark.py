@@ -30,6 +30,14 @@ def test_targets_that_no_rate_keeps_give_zero() -> None:
     assert arrow.greatest([Request(0.0, 1000, 5)], make, Targets(1e-6, 1.0), hardware) == (0.0, None)
 
 
+def test_a_trace_that_is_not_there_is_refused_with_those_that_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(arrow.main, ["--traces", "nope"], env={"SMOE_TRACES": ""})
+    assert result.exit_code == 2 and "made-llm" in result.output
+
+
 @pytest.mark.slow
 def test_the_last_line_is_one_object_with_every_static_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # no public traces next to it: the samples
