@@ -56,7 +56,7 @@ SAMPLES = {"made-llm": TARGETS["llm-conv"], "made-mooncake": TARGETS["mooncake-c
 ATTAINMENT, PRECISION = 0.9, 1.03
 SLOWEST, FASTEST = 1 / 64, 256.0
 """Bounds of the factor on a trace's own rate."""
-CHUNKS = (256, 512, 1024)
+CHUNKS = (32, 64, 128, 256, 512, 1024)
 """Further chunks of colocated instances, tokens."""
 PACED = {
     "deadline": ("deadline", True),
