@@ -83,7 +83,7 @@ def makers(instances: int, hardware: Hardware, outputs: list[int] | None = None)
 
     return {
         "arrow": lambda targets: Arrow(profiles, targets, half),
-        "arrow, lengths known": lambda targets: OracleArrow(profiles, targets, half, outputs or []),
+        "arrow, lengths offered": lambda targets: OracleArrow(profiles, targets, half, outputs or []),
         "deadline": lambda targets: Deadline(profiles, targets),
         "xllm rule": lambda targets: XllmRule(profiles, targets, half, hardware.decode_s),
         "colocated": lambda targets: Colocated(profiles, targets, half),
@@ -195,7 +195,7 @@ def compared(rates: dict[str, float]) -> dict[str, Any]:
         "deadline_over_arrow": _over(deadline, arrow),
         "rate_over_xllm": _over(arrow, rates.get("xllm rule")),
         "rate_over_convertible": _over(arrow, convertible),
-        "oracle_over_arrow": _over(rates.get("arrow, lengths known"), arrow),
+        "oracle_over_arrow": _over(rates.get("arrow, lengths offered"), arrow),
     }
 
 
@@ -241,9 +241,9 @@ def main(
 ) -> None:
     only = tuple(name.replace(";", ",") for name in only)
     folder, hardware = catalog.data_folder(data), Hardware()
-    known = TARGETS if folder else SAMPLES
-    if not known.keys() >= set(traces):
-        raise click.UsageError(f"--traces takes {', '.join(known)}{'' if folder else ' (without --data)'}")
+    offered = TARGETS if folder else SAMPLES
+    if not offered.keys() >= set(traces):
+        raise click.UsageError(f"--traces takes {', '.join(offered)}{'' if folder else ' (without --data)'}")
     results = [
         compare(
             name,
@@ -253,7 +253,7 @@ def main(
             hardware,
             only,
         )
-        for name, targets in known.items()
+        for name, targets in offered.items()
         if not traces or name in traces
     ]
     rows = [[which, *(f"{one['rps'][which]:.2f}" for one in results)] for which in results[0]["rps"]]

@@ -165,7 +165,7 @@ class Phases:
 
     def document(self) -> dict[InstanceRun, dict[str, Any]]:
         """Each instance's role and what the scheduler knows of it; of one that drains its number alone."""
-        known = {
+        scheduled = {
             self.runs[one.name]: {
                 "instance": one.name,
                 "role": one.role.value if self.scheduler.roles else "both",
@@ -177,7 +177,7 @@ class Phases:
             }
             for one in self.scheduler.instances.values()
         }
-        return {run: {"instance": name, "role": "draining"} for run, name in self._names.items()} | known
+        return {run: {"instance": name, "role": "draining"} for run, name in self._names.items()} | scheduled
 
     def _decide(self, choose: Callable[[], Result]) -> Result:
         begun_s = time.perf_counter()
