@@ -47,8 +47,11 @@ def no_worse(now: Configuration, target: Configuration) -> bool:
 
 
 def per_hour(configuration: Configuration, prices: PriceSheet) -> float:
-    """Provisioned cost of all replicas for one hour, and of standbys that wait."""
-    return prices.provisioned(configuration, HOUR_S)
+    """Provisioned cost for one hour of all replicas that are ordered, and of standbys that wait.
+
+    Replicas that sleep between requests count as running: under load all of them do.
+    """
+    return prices.provisioned(configuration, HOUR_S, (configuration.replicas - configuration.running) * HOUR_S)
 
 
 _SENTENCE = "budget"

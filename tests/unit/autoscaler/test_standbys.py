@@ -66,11 +66,11 @@ def test_a_cluster_must_have_the_cores_of_activated_standbys() -> None:
     assert needs(BURSTING) == needs(PLAIN.with_replicas(9))
 
 
-def test_replicas_that_sleep_count_as_standbys() -> None:
-    """Two replicas and seven standbys: nine that wait, and all of them need their cores when they are activated."""
+def test_replicas_that_sleep_count_in_a_budget_and_a_cluster_as_if_they_ran() -> None:
+    """Two replicas of a core and seven standbys, half a GiB each: nine that wait, and the two run under any load."""
     prices, waiting = load_prices(), replace(PLAIN, burst=replace(BURST, sleep_s=2.0))
     assert (waiting.replicas, waiting.running, waiting.standbys) == (2, 0, 9)
-    assert per_hour(waiting, prices) == pytest.approx(9 * 0.5 * prices.memory_gib_s * 3600)
+    assert per_hour(waiting, prices) == pytest.approx((2 * prices.cpu_core_s + 9 * 0.5 * prices.memory_gib_s) * 3600)
     assert needs(waiting) == needs(BURSTING)
 
 
