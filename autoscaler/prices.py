@@ -78,27 +78,41 @@ def load_prices(path: Path = DEFAULT_SHEET) -> PriceSheet:
 
 
 def function_cost(nodes: Sequence[NodeObservation], window_s: float, prices: PriceSheet) -> Cost:
-    """Both meters of one function in one window; None where a number is missing. ``nodes``: those it serves.
-
-    A replica is busy while it has at least one call, however many: so busy replica-seconds are the calls' seconds at
-    replicas, but never more than all replicas have. That is exact when calls do not share a replica and when all
-    replicas are busy, and an upper bound in between; a source that knows the seconds gives them (``busy_replica_s``).
-    """
+    """Both meters of one function in one window; None where a number is missing. ``nodes``: those it serves."""
     configuration = nodes[0].configuration
     if configuration is None:
         return Cost(None, None)
     unit = prices.unit_per_s(configuration)
-    replicas = max(configuration.replicas, nodes[0].ready_replicas or 0)
-    if configuration.running < configuration.replicas:  # ready ones wait, too
-        replicas = configuration.running
+    always_s, activated_s = _open_s(configuration, nodes[0], window_s)
+    busy_s = busy_replica_seconds(nodes, configuration, window_s)
+    standbys = prices.standbys(configuration, window_s, activated_s)
+    return Cost(None if busy_s is None else busy_s * unit, always_s * unit + standbys, standbys)
+
+
+def busy_replica_seconds(
+    nodes: Sequence[NodeObservation], configuration: Configuration, window_s: float
+) -> float | None:
+    """Seconds in which replicas of one function had at least one call, summed; None where a number is missing.
+
+    They are the calls' seconds at replicas, but never more than all replicas have that took calls. That is exact when
+    calls do not share a replica and when all replicas are busy, and an upper bound in between; a source that knows the
+    seconds gives them (``busy_replica_s``).
+    """
     busy_s = _total([node.busy_replica_s for node in nodes])
     if busy_s is None:
         seconds = _total([node.busy_s for node in nodes])
-        busy_s = None if seconds is None else min(seconds, max(replicas, configuration.replicas) * window_s)
+        busy_s = None if seconds is None else min(seconds, sum(_open_s(configuration, nodes[0], window_s)))
+    return busy_s
+
+
+def _open_s(configuration: Configuration, node: NodeObservation, window_s: float) -> tuple[float, float]:
+    """Replica-seconds in which replicas that always run took calls, and in which standbys did."""
+    replicas = max(configuration.replicas, node.ready_replicas or 0)
+    if configuration.running < configuration.replicas:  # ready ones wait, too
+        replicas = configuration.running
     # Where it is not known how long standbys were activated, all of them count as replicas.
-    activated_s = configuration.standbys * window_s if nodes[0].activated_s is None else nodes[0].activated_s
-    standbys = prices.standbys(configuration, window_s, activated_s)
-    return Cost(None if busy_s is None else busy_s * unit, replicas * window_s * unit + standbys, standbys)
+    activated_s = configuration.standbys * window_s if node.activated_s is None else node.activated_s
+    return replicas * window_s, activated_s
 
 
 def _total(values: Sequence[float | None]) -> float | None:

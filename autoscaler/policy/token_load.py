@@ -17,6 +17,7 @@ from autoscaler.contract import Configuration, Memory, NodeKind, NodeObservation
 from autoscaler.errors import ConfigurationError, SettingsError
 from autoscaler.policy.demand import ceiling
 from autoscaler.policy.rows import by_function, total
+from autoscaler.prices import busy_replica_seconds
 
 EXPERTS: frozenset[NodeKind] = frozenset(("expert",))
 
@@ -159,9 +160,7 @@ def _measured(
 ) -> TokenLoadState:
     """With the speed of a busy replica in this window; as before where nothing was served."""
     tokens = total([node.tokens_per_s for node in nodes])
-    exact, at_calls = total([node.busy_replica_s for node in nodes]), total([node.busy_s for node in nodes])
-    replicas = max(present.replicas, nodes[0].ready_replicas or 0)
-    busy_s = exact if exact is not None else None if at_calls is None else min(at_calls, replicas * window_s)
+    busy_s = busy_replica_seconds(nodes, present, window_s)
     if not tokens or not busy_s:
         return state
     rate = tokens * window_s / busy_s / (present.gpu_share or present.cpu_cores)

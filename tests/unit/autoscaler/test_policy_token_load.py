@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from autoscaler.contract import Configuration, Proposal
 from autoscaler.errors import SettingsError
 from autoscaler.policy.token_load import LoadClass, TokenLoadPolicy, TokenLoadSettings, terciles
+from functions.dispatch.activation import Burst
 from tests.unit.autoscaler.builders import NOW_S, configuration, observation
 
 NODES = ("expert-0-0", "expert-0-1", "expert-1-0", "expert-1-1", "expert-1-2")
@@ -86,6 +88,13 @@ def test_without_a_profile_the_speed_of_a_busy_replica_is_measured_and_scaled_by
 def test_seconds_at_replicas_stand_in_for_busy_seconds_up_to_all_there_are() -> None:
     rows = {node: {"tokens_per_s": 70.0, "busy_s": 35.0} for node in NODES}
     assert shapes(TokenLoadPolicy().propose(observation(rows), NOW_S, None))[0] == (1, 2)
+
+
+def test_activated_standbys_have_busy_seconds_too() -> None:
+    """Four replicas' 35 s for 70 tokens/s in 10 s: 20 tokens/s on a core, of which 70 % are planned."""
+    burst = replace(configuration(), burst=Burst(3))
+    rows = {node: {"tokens_per_s": 70.0, "busy_s": 35.0, "activated_s": 30.0, "configuration": burst} for node in NODES}
+    assert shapes(TokenLoadPolicy().propose(observation(rows), NOW_S, None))[0] == (1, 5)
 
 
 def test_an_expert_never_used_nor_measured_is_held() -> None:

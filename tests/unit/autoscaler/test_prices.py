@@ -78,6 +78,15 @@ def test_nothing_that_always_runs_costs_memory_and_what_was_activated() -> None:
     assert function_cost([node], 10.0, PRICES).provisioned == pytest.approx(36 * 0.25 + 4 * 2.25)
 
 
+@pytest.mark.parametrize(("sleep_s", "busy_s"), [(None, 10 + 24), (2.0, 24)])
+def test_activated_standbys_are_busy_too_as_long_as_they_were_activated(sleep_s: float | None, busy_s: float) -> None:
+    """One replica and three standbys of which 24 replica-seconds were activated, with calls for 50 s in 10."""
+    node = observed(NODE, busy_s=50.0, activated_s=24.0)
+    node = node._replace(configuration=replace(configuration(), burst=Burst(3, sleep_s=sleep_s)))
+    assert function_cost([node], 10.0, PRICES).busy == pytest.approx(busy_s * 2.25)
+    assert function_cost([node._replace(activated_s=None)], 10.0, PRICES).busy == pytest.approx(40 * 2.25)
+
+
 def test_more_concurrency_alone_makes_nothing_cheaper() -> None:
     costs = [
         function_cost([observed(NODE, busy_s=4.0, configuration=configuration(concurrency=n))], 10.0, PRICES)
