@@ -95,7 +95,7 @@ class Slot:
     """Path → the part of a request's head that is the same in each."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Waiter:
     """A call that waits for a slot; ``avoid`` are replicas that failed it, ``node`` is where it would rather go."""
 

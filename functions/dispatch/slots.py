@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Literal
 
 from functions.dispatch.client import ConnectionPool
@@ -245,6 +246,8 @@ class Slots:
             # The slot may have been granted in the same turn of the loop: nobody else would give it back.
             if waiter.turn.done() and not waiter.turn.cancelled() and waiter.turn.exception() is None:
                 self._release(function, waiter.turn.result())
+            with suppress(ValueError):  # its place counts against the queue's limit
+                function.waiting.remove(waiter)
             raise
         finally:
             timer.cancel()

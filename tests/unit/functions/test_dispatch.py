@@ -146,6 +146,19 @@ async def test_a_full_queue_refuses_with_429(start: Any) -> None:
     await asyncio.sleep(0)
 
 
+async def test_callers_that_left_keep_no_places_in_the_queue() -> None:
+    caller = Caller(queue_limit=2)
+    caller.table()
+    gone = [asyncio.ensure_future(caller.call()) for _ in range(2)]
+    await asyncio.sleep(0)
+    for call in gone:
+        call.cancel()
+    await asyncio.gather(*gone, return_exceptions=True)
+    with pytest.raises(NoReplicaError):
+        await caller.call(within_s=0.02)
+    caller.dispatcher.close()
+
+
 async def test_without_a_replica_the_deadline_ends_in_503(caller: Caller) -> None:
     with pytest.raises(NoReplicaError):
         await caller.call(within_s=0.02)
