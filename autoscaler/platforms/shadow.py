@@ -2,7 +2,9 @@
 
 So a policy, its limits and its cool-downs go on as if it acted, on what really happens; what it would have cost is
 reported next to what was paid. What its decisions would have done to the traffic stays unknown: latencies, and the
-seconds that calls spend at replicas, are those of the real configurations.
+seconds that calls spend at replicas, are those of the real configurations. How long standbys of a rule that is not the
+real one would have been activated is not known either: they cost at least what calls take beyond the replicas that
+always run.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Any
 from autoscaler.contract import Configuration, Cost, NodeObservation, Observation, PlacedPlatform, Platform
 from autoscaler.errors import FunctionGoneError
 from autoscaler.prices import PriceSheet, function_cost, money, summed
+from autoscaler.state.shares import total
 
 METERS = ("busy", "provisioned")
 
@@ -68,8 +71,8 @@ class ShadowPlatform:
             nodes = rows.get(function, ())
             pretended = self._before.get(function, present)
             real.append(_cost(nodes, present, observation.window_s, prices))
-            if pretended != present:  # the replicas there are have nothing to do with those that there would be
-                nodes = [_as_if(node, pretended.replicas * observation.window_s, pretended.replicas) for node in nodes]
+            if nodes and pretended != present:
+                nodes = _as_if(nodes, present, pretended, observation.window_s)
             shadow.append(_cost(nodes, pretended, observation.window_s, prices))
         self._before = dict(self._pretended)
         return Compared(summed(real), summed(shadow))
@@ -142,9 +145,23 @@ class ShadowBill:
         return "–" if amount is None else money(amount, self.currency)
 
 
-def _as_if(node: NodeObservation, most_s: float, replicas: int) -> NodeObservation:
-    busy_s = node.busy_replica_s
-    return node._replace(ready_replicas=replicas, busy_replica_s=None if busy_s is None else min(busy_s, most_s))
+def _as_if(
+    nodes: Sequence[NodeObservation], present: Configuration, pretended: Configuration, window_s: float
+) -> list[NodeObservation]:
+    """Replicas, and standbys of another rule, that are there have nothing to do with those that there would be."""
+    activated_s = nodes[0].activated_s
+    if pretended.burst != present.burst:
+        busy_s = total([node.busy_s if node.busy_replica_s is None else node.busy_replica_s for node in nodes])
+        activated_s = None if busy_s is None else max(0.0, busy_s - pretended.running * window_s)
+    most_s = (pretended.running + pretended.standbys) * window_s
+    return [
+        node._replace(
+            ready_replicas=pretended.replicas,
+            busy_replica_s=None if node.busy_replica_s is None else min(node.busy_replica_s, most_s),
+            activated_s=None if activated_s is None else min(activated_s, pretended.standbys * window_s),
+        )
+        for node in nodes
+    ]
 
 
 def _cost(nodes: Sequence[NodeObservation], configuration: Configuration, window_s: float, prices: PriceSheet) -> Cost:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from autoscaler.contract import Observation
 from autoscaler.errors import FunctionGoneError, UnreachableError
 from autoscaler.platforms.shadow import ShadowBill, ShadowPlatform
+from functions.dispatch.activation import Burst
 from tests.doubles.fake_platform import FakePlatform
 from tests.unit.autoscaler.builders import PRICES, configuration, observation
 
@@ -61,6 +63,47 @@ def test_replicas_that_are_there_cost_nothing_where_fewer_would_be(real: FakePla
     after = shadow.window_costs(seen, PRICES)
     assert (after.real.busy, after.real.provisioned) == pytest.approx((35 * 2.25, 6 * 22.5))
     assert (after.shadow.busy, after.shadow.provisioned) == pytest.approx((10 * 2.25, 3 * 22.5))
+
+
+ASLEEP = Burst(3, sleep_s=2.0)
+
+
+@pytest.mark.parametrize(
+    ("present", "pretended", "busy_s", "activated_s", "paid"),
+    [
+        pytest.param(None, Burst(3), 8.0, None, 22.5 + 30 * 0.25, id="standbys that nothing needs"),
+        pytest.param(None, Burst(3), 25.0, None, 22.5 + 15 * 2.25 + 15 * 0.25, id="what one replica has no time for"),
+        pytest.param(None, ASLEEP, 8.0, None, 8 * 2.25 + 32 * 0.25, id="replicas that sleep"),
+        pytest.param(None, ASLEEP, 99.0, None, 40 * 2.25, id="no more than there would be"),
+        pytest.param(None, Burst(3), None, None, 40 * 2.25, id="what is not known counts in full"),
+        pytest.param(Burst(3), None, 25.0, 20.0, 22.5, id="the real standbys are none of it"),
+        pytest.param(ASLEEP, replace(ASLEEP, token_s=0.1), 8.0, 20.0, 8 * 2.25 + 32 * 0.25, id="another rule"),
+    ],
+)
+def test_standbys_that_are_not_there_cost_at_least_what_calls_need(
+    present: Burst | None, pretended: Burst | None, busy_s: float | None, activated_s: float | None, paid: float
+) -> None:
+    """One replica, of 2.25 a second and 0.25 while it waits, for 10 s."""
+    before, after = replace(configuration(), burst=present), replace(configuration(), burst=pretended)
+    shadow = ShadowPlatform(FakePlatform({F: before}))
+    shadow.configurations()
+    shadow.apply(F, before, after)
+    seen = observation({"expert-0-0": {"busy_s": busy_s, "activated_s": activated_s}})
+    shadow.window_costs(seen, PRICES)
+    assert shadow.window_costs(seen, PRICES).shadow.provisioned == pytest.approx(paid)
+
+
+def test_standbys_of_the_real_rule_were_activated_as_long_as_they_were() -> None:
+    """Two replicas instead of one next to three standbys, activated for 20 s."""
+    before = replace(configuration(), burst=Burst(3))
+    shadow = ShadowPlatform(FakePlatform({F: before}))
+    shadow.configurations()
+    shadow.apply(F, before, before.with_replicas(2))
+    seen = observation({"expert-0-0": {"busy_s": 8.0, "activated_s": 20.0}})
+    shadow.window_costs(seen, PRICES)
+    cost = shadow.window_costs(seen, PRICES)
+    assert cost.real.provisioned == pytest.approx(10 * 2.25 + 20 * 2.25 + 10 * 0.25)
+    assert cost.shadow.provisioned == pytest.approx(20 * 2.25 + 20 * 2.25 + 10 * 0.25)
 
 
 def bill(real: FakePlatform) -> tuple[ShadowPlatform, ShadowBill]:
