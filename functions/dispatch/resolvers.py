@@ -116,8 +116,10 @@ class FeedResolver:
 def table_of(snapshot: Mapping[str, Any], namespace: str) -> dict[str, FunctionReplicas]:
     """Replicas of a namespace's functions, from a snapshot of the feed or a part of one. Raises ValueError,
     KeyError, TypeError where it is neither."""
-    table, suffix = {}, "." + namespace
-    for key, function in snapshot["functions"].items():
+    table, suffix, functions = {}, "." + namespace, snapshot["functions"]
+    if not isinstance(functions, dict) or not all(isinstance(function, dict) for function in functions.values()):
+        raise TypeError("its functions are no table of objects")
+    for key, function in functions.items():
         caller_key = str(function.get("key", ""))
         ready, standbys, draining = (
             tuple(

@@ -123,6 +123,8 @@ async def test_snapshots_may_arrive_in_any_pieces() -> None:
         [HEAD, chunk(b"not json\n")],
         [HEAD, chunk(b'{"functions": {"f": {}}}\n')],
         [HEAD, chunk(b"[1]\n")],
+        [HEAD, chunk(b'{"functions": [1]}\n')],
+        [HEAD, chunk(b'{"functions": {"f": [1]}}\n')],
         [HEAD, chunk(snapshot(1, a="ready")[:-5])],
     ],
 )
