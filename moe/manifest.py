@@ -111,6 +111,14 @@ class Tokenizer:
     special: Mapping[str, int] = field(default_factory=dict)
     chat_template: str | None = None
     """File of the folder with the checkpoint's Jinja template for conversations."""
+    ends: tuple[int, ...] | None = None
+    """Ids of the tokens that end a text, where they are not ``eos`` alone."""
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """Ids of the tokens with which the model ends a text."""
+        eos = self.special.get("eos")
+        return frozenset(self.ends or (() if eos is None else (eos,)))
 
 
 @dataclass(frozen=True)
@@ -325,7 +333,7 @@ def _build(document: Mapping[str, Any]) -> Manifest:
     tokenizer = document["tokenizer"]
     fields = {name: value for name, value in document.items() if name != "version"}
     fields["router"] = Router(**document["router"])
-    fields["tokenizer"] = None if tokenizer is None else Tokenizer(**tokenizer)
+    fields["tokenizer"] = None if tokenizer is None else _tokenizer(tokenizer)
     fields["nodes"] = tuple(
         Node(
             **{
@@ -343,10 +351,15 @@ def _build(document: Mapping[str, Any]) -> Manifest:
     return Manifest(**fields)
 
 
+def _tokenizer(document: Mapping[str, Any]) -> Tokenizer:
+    ends = document.get("ends")
+    return Tokenizer(**{**document, "ends": None if ends is None else tuple(ends)})
+
+
 # Writing ----------------------------------------------------------------------------------------------------
 
 
-LATER = frozenset(("chat_template", "jitter", "groups", "top_groups", "shared"))
+LATER = frozenset(("chat_template", "ends", "jitter", "groups", "top_groups", "shared"))
 """Keys that came later and are written where they have a value only: a profile names its manifest by its bytes."""
 
 

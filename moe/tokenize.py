@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -13,7 +14,7 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from moe import manifest as m
 from moe.checkpoints.reader import Reader
-from moe.checkpoints.source import FolderSource, Source
+from moe.checkpoints.source import Fields, FolderSource, Source, read_json
 from moe.errors import CheckpointError, ManifestError, TextError
 from moe.manifest_proof import sha256_of
 
@@ -22,6 +23,7 @@ SHORT = 4096
 interpreter's lock: a million characters hold it for 1.6 s, as a batch for 0.02."""
 TOKENIZER_FILE = "tokenizer.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
+GENERATION_FILE = "generation_config.json"
 SPECIAL_TEXTS: dict[str, tuple[str, ...]] = {
     "pad": ("[PAD]", "<pad>"),
     "unk": ("[UNK]", "<unk>"),
@@ -139,17 +141,20 @@ def adopt_tokenizer(
     copied.chmod(0o644)
     files = {**manifest.files, TOKENIZER_FILE: m.FileRef(sha256_of(copied), copied.stat().st_size)}
     if template is not None:
+        check_template(template, source.where)
         path = folder / CHAT_TEMPLATE_FILE
         path.write_text(template, encoding="utf-8")
         files[CHAT_TEMPLATE_FILE] = m.FileRef(sha256_of(path), path.stat().st_size)
     special = special_ids(tokenizer) | reader.special
     if manifest.family == "bert2bert":
         special = {"decoder_start": special.get("cls", 0), "eos": special.get("sep", 0)} | special
+    ends = end_tokens(source, vocab) if manifest.task == "causal-lm" else ()
     settings = m.Tokenizer(
         TOKENIZER_FILE,
         reader.max_tokens,
         special=special,
         chat_template=CHAT_TEMPLATE_FILE if template is not None else None,
+        ends=None if ends in ((), (special.get("eos"),)) else ends,
     )
     return replace(manifest, tokenizer=settings, files=files)
 
@@ -170,6 +175,29 @@ def chat_template(checkpoint: Path) -> str | None:
     if isinstance(template, list):  # several by name, of which one is for plain conversations
         template = next((one.get("template") for one in template if one.get("name") == "default"), None)
     return template if isinstance(template, str) else None
+
+
+def check_template(template: str, where: str) -> None:
+    """Raises CheckpointError for a chat template that no ingress could read."""
+    from jinja2 import TemplateError  # only who splits needs it here
+
+    from moe.chat_template import compile_template
+
+    try:
+        compile_template(template)
+    except TemplateError as error:
+        raise CheckpointError(f"{where}: the chat template cannot be read ({error}).") from error
+
+
+def end_tokens(source: Source, vocab_size: int) -> tuple[int, ...]:
+    """Ids of the tokens that end a text: what the configuration states, then what the settings for generation add.
+    Raises CheckpointError."""
+    stated = {source.where: source.config}
+    if isinstance(source, FolderSource) and (source.folder / GENERATION_FILE).is_file():
+        path = source.folder / GENERATION_FILE
+        stated[str(path)] = read_json(path)
+    ids = (Fields(config, where).tokens("eos_token_id", vocab_size) for where, config in stated.items())
+    return tuple(dict.fromkeys(chain(*ids)))
 
 
 def special_ids(tokenizer: FastTokenizer) -> dict[str, int]:

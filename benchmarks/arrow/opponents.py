@@ -29,6 +29,7 @@ from benchmarks.harness.options import benchmark, data_option, listed, seed_opti
 from benchmarks.harness.report import print_result, print_table
 from benchmarks.harness.run_folder import run_folder
 from benchmarks.harness.streams import first_requests
+from functions.generation.texts import end_tokens
 from moe.manifest import load
 from traces import catalog
 from traces.completions import Completions, TokenTargets, lengths_of
@@ -71,8 +72,7 @@ class Comparison:
     def __init__(self, folder: Path, pipeline: Path, trace: Trace, divisor: float, instances: int, seed: int) -> None:
         manifest = load(pipeline, verify=False)
         numbers = manifest.architecture.get("decoder", manifest.architecture)
-        end = manifest.tokenizer.special.get("eos") if manifest.tokenizer else None
-        bias = {} if end is None else {"logit_bias": {str(end): -100}}
+        bias = {"logit_bias": {str(end): -100 for end in sorted(end_tokens(manifest))}}
         ids = np.random.default_rng(seed).integers(0, int(numbers["vocab_size"]) - 1, 100_000)
         lengths = lengths_of(trace, divisor, int(numbers["max_positions"]))
         fields = {"model": manifest.name, "temperature": 0, **bias}

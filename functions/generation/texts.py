@@ -63,8 +63,7 @@ class Gathered:
 
 def end_tokens(manifest: Manifest) -> frozenset[int]:
     """Tokens with which the model ends a text."""
-    end = manifest.tokenizer.special.get("eos") if manifest.tokenizer else None
-    return frozenset(() if end is None else (end,))
+    return manifest.tokenizer.end_tokens if manifest.tokenizer else frozenset()
 
 
 def new_id() -> int:

@@ -314,7 +314,7 @@ class Ingress:
         added: list[list[int]] = [[] for _ in ids]
         finished = [False] * len(ids)
         first: Array | None = None
-        end = self.manifest.tokenizer.special.get("eos") if self.manifest.tokenizer else None
+        ends = end_tokens(self.manifest)
         for _ in range(asked.max_new_tokens):
             running = [i for i in range(len(ids)) if not finished[i] and len(prefixes[i]) < longest]
             if asked.logits and first is None:
@@ -330,7 +330,7 @@ class Ingress:
                 if len(prefixes[i]) >= longest:
                     continue
                 token = choose(torch.from_numpy(logits[row]), asked.temperature, asked.top_k, generators[i])
-                finished[i] = token == end
+                finished[i] = token in ends
                 if not finished[i]:
                     prefixes[i].append(token)
                     added[i].append(token)

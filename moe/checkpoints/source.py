@@ -203,16 +203,17 @@ class Fields:
             raise self._fail(key, f"supported are {', '.join(sorted(ACTIVATION_NAMES))}")
         return ACTIVATION_NAMES[value]
 
+    def tokens(self, key: str, vocab_size: int) -> tuple[int, ...]:
+        """One token id or several; those outside the vocabulary count as none."""
+        value = self.get(key, [])
+        given = value if isinstance(value, list) else [value]
+        if not all(type(one) is int for one in given):
+            raise self._fail(key, "a token id is needed, or a list of them")
+        return tuple(dict.fromkeys(one for one in given if 0 <= one < vocab_size))
+
     def token(self, key: str, vocab_size: int) -> int | None:
-        """A token id, or None; of several the first. Ids outside the vocabulary count as none."""
-        value = self.get(key)
-        if isinstance(value, list) and value:
-            value = value[0]
-        if value is None or (isinstance(value, int) and not 0 <= value < vocab_size):
-            return None
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self._fail(key, "a token id is needed")
-        return value
+        """A token id, or None; of several the first (see ``tokens``)."""
+        return next(iter(self.tokens(key, vocab_size)), None)
 
     def finish(self, harmless: frozenset[str] = frozenset()) -> None:
         """Refuse keys that could change the result and that nobody read."""

@@ -127,6 +127,15 @@ async def test_a_deadline_of_the_client_ends_a_text(model: WholeModel) -> None:
     await bench.end()
 
 
+async def test_a_text_whose_next_token_takes_longer_than_its_time_is_ended(model: WholeModel) -> None:
+    bench = Bench(InProcess(model, 60), timeout_s=0.2)
+    bench.instance.before = lambda number: asyncio.sleep(0.15)
+    sink = bench.add(bench.text("a", tiny.texts((620,))[0], 2))  # in three parts
+    await bench.over(sink)
+    assert isinstance(sink.error, DeadlineError)
+    await bench.end()
+
+
 async def test_a_text_that_nobody_reads_stops_within_an_iteration(model: WholeModel) -> None:
     bench = Bench(InProcess(model, 40))
     text = bench.text("a", [1, 2], 600)
@@ -316,9 +325,14 @@ def test_512_steps_in_small_pages(model: WholeModel) -> None:
 
 @pytest.mark.parametrize(
     ("tokenizer", "tokens"),
-    [(Tokenizer("t.json", 9, special={"eos": 0, "bos": 1}), {0}), (Tokenizer("t.json", 9), set()), (None, set())],
+    [
+        (Tokenizer("t.json", 9, special={"eos": 0, "bos": 1}), {0}),
+        (Tokenizer("t.json", 9, special={"eos": 0}, ends=(0, 7)), {0, 7}),
+        (Tokenizer("t.json", 9), set()),
+        (None, set()),
+    ],
 )
-def test_a_text_ends_with_the_tokenizers_token_for_it(
+def test_a_text_ends_with_the_tokenizers_tokens_for_it(
     model: WholeModel, tokenizer: Tokenizer | None, tokens: set[int]
 ) -> None:
     assert end_tokens(replace(model.manifest, tokenizer=tokenizer)) == tokens
