@@ -84,7 +84,7 @@ class OpenAiApi:
         if self._generator is None:
             raise FieldError(f"{name} is no decoder ({self._manifest.task}): it writes no text", "model")
         chat = path == _DECODERS[1]
-        asked = request.chat(document) if chat else request.completion(document)
+        asked = request.chat(document, self._longest) if chat else request.completion(document)
         return await self._texts(asked, sent, answer, self._generator, chat=chat)
 
     async def _embeddings(self, document: request.Document, sent: Request, answer: Answer) -> tuple[int, int]:

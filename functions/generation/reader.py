@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from functions.generation.sampling import Chosen
 from functions.generation.texts import Finish
@@ -52,20 +53,50 @@ class Writer:
         return self._tokenizer.decode(self._ids)[len(before) :]
 
 
+class _Stop:
+    """How many characters of a stop sequence a text ends with, in steps as many as its characters."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._borders = _borders(text)
+        self._begun = 0
+
+    def begun(self, more: str) -> int:
+        """Characters of it that the text ends with after ``more``, which does not complete it."""
+        for character in more:
+            self._begun = _longer(self.text, self._borders, self._begun, character)
+        return self._begun
+
+
+def _longer(stop: str, borders: Sequence[int], begun: int, character: str) -> int:
+    while begun and stop[begun] != character:
+        begun = borders[begun - 1]
+    return begun + (stop[begun] == character)
+
+
+@lru_cache(256)
+def _borders(stop: str) -> list[int]:
+    """For each beginning of it, the longest shorter one that it ends with (Knuth, Morris and Pratt)."""
+    borders = [0]
+    for character in stop[1:]:
+        borders.append(_longer(stop, borders, borders[-1], character))
+    return borders
+
+
 class StopFilter:
     """Passes characters on that cannot be part of a stop sequence any more."""
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = stops
+        self._stops = [_Stop(stop) for stop in stops]
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
         """What may go out now; and whether a stop sequence is complete: then nothing after it counts."""
         self._held += text
-        ends = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        ends = [place for stop in self._stops if (place := self._held.find(stop.text)) >= 0]
         if ends:
             return self._held[: min(ends)], True
-        keep = max((self._overlap(stop) for stop in self._stops), default=0)
+        keep = max((stop.begun(text) for stop in self._stops), default=0)
         out = self._held[: len(self._held) - keep]
         self._held = self._held[len(out) :]
         return out, False
@@ -73,11 +104,6 @@ class StopFilter:
     def rest(self) -> str:
         """What was held back, as the text has ended without a stop sequence."""
         return self._held
-
-    def _overlap(self, stop: str) -> int:
-        """Characters at the end that a stop sequence may begin with."""
-        most = min(len(stop) - 1, len(self._held))
-        return next((n for n in range(most, 0, -1) if self._held.endswith(stop[:n])), 0)
 
 
 @dataclass(slots=True)

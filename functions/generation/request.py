@@ -20,7 +20,10 @@ Document = Mapping[str, Any]
 
 MOST_TEXTS = 128
 """Texts that one request may have written."""
+MOST_GIVEN = 2 * MOST_TEXTS
+"""Texts that one request may give: prompts, or inputs to embed."""
 MOST_STOPS = 16
+MOST_STOP_CHARACTERS = 1000
 MOST_BIASES = 1024
 MOST_LOGPROBS = 20
 COMPLETION_TOKENS = 16
@@ -112,15 +115,17 @@ def completion(document: Document) -> Asked:
     return _asked(document, logprobs, _whole(document, "max_tokens", COMPLETION_TOKENS, fewest), _prompts(document))
 
 
-def chat(document: Document) -> Asked:
-    """A request for an answer in a conversation. Raises FieldError."""
+def chat(document: Document, longest: int) -> Asked:
+    """A request for an answer in a conversation with a model of ``longest`` positions. Raises FieldError."""
     _check_names(document, _CHAT)
     count = _whole(document, "top_logprobs", 0, 0, MOST_LOGPROBS)
     logprobs = count if _flag(document, "logprobs") else None
     if "top_logprobs" in document and logprobs is None:
         raise FieldError("top_logprobs needs logprobs to be true", "top_logprobs")
     most = _whole(document, "max_tokens", None, 1)
-    return _asked(document, logprobs, _whole(document, "max_completion_tokens", most, 1), [], _messages(document))
+    return _asked(
+        document, logprobs, _whole(document, "max_completion_tokens", most, 1), [], _messages(document, longest)
+    )
 
 
 def embedding(document: Document) -> tuple[list[str] | list[list[int]], bool]:
@@ -196,7 +201,9 @@ def _texts_or_ids(document: Document, name: str) -> list[str] | list[list[int]]:
         return [given]
     if isinstance(given, list) and given and all(type(one) is int for one in given):
         return [given]
-    if isinstance(given, list) and 1 <= len(given) <= MOST_TEXTS * 2:
+    if isinstance(given, list) and len(given) > MOST_GIVEN:
+        raise FieldError(f"{name} has {len(given)} texts; it takes at most {MOST_GIVEN}", name)
+    if isinstance(given, list) and given:
         if all(isinstance(one, str) for one in given):
             return given
         if all(isinstance(one, list) and one and all(type(token) is int for token in one) for one in given):
@@ -204,10 +211,13 @@ def _texts_or_ids(document: Document, name: str) -> list[str] | list[list[int]]:
     raise FieldError(f"{name} takes a text, a list of texts, token ids, or a list of lists of token ids", name)
 
 
-def _messages(document: Document) -> list[dict[str, Any]]:
+def _messages(document: Document, longest: int) -> list[dict[str, Any]]:
     messages = document.get("messages")
     if not isinstance(messages, list) or not messages:
         raise FieldError("messages takes a list with at least one message", "messages")
+    if len(messages) > longest:
+        message = f"{len(messages)} messages do not fit this model's maximum context length of {longest} tokens"
+        raise FieldError(message, "messages", "context_length_exceeded")
     return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
@@ -232,6 +242,8 @@ def _stops(document: Document) -> tuple[str, ...]:
     stops = [stop] if isinstance(stop, str) else stop
     if not isinstance(stops, list) or len(stops) > MOST_STOPS or not all(isinstance(s, str) and s for s in stops):
         raise FieldError(f"stop takes a text or up to {MOST_STOPS} texts, none of them empty", "stop")
+    if any(len(one) > MOST_STOP_CHARACTERS for one in stops):
+        raise FieldError(f"stop has a text of more than {MOST_STOP_CHARACTERS} characters", "stop")
     return tuple(stops)
 
 

@@ -93,6 +93,8 @@ class InstanceRun:
         self._place = place
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
+        self._failure: CallError | None = None
+        """Why the last iteration failed, which is repeated for texts whose time is not spent."""
 
     @property
     def open(self) -> bool:
@@ -168,15 +170,16 @@ class InstanceRun:
         except KvFullError:  # another ingress has texts there too, or what was freed here is still on its way
             if not await self.instance.settled() and not self._give_up_kept():
                 self._preempt()
-                self._give_up_late_ones(iteration, DeadlineError("the request's time was spent waiting for pages"))
+                self._failure = DeadlineError("the request's time was spent waiting for pages")
                 await asyncio.sleep(PAUSE_S)
         except NodeRefusedError as error:
             for text, _ in iteration:
                 self._fail(text, error)
         except CallError as error:
-            self._give_up_late_ones(iteration, error)
+            self._failure = error
             await asyncio.sleep(PAUSE_S)
         else:
+            self._failure = None
             self._computed(sum(count for _, count in iteration))
             self._take(iteration, logits, experts, begun_s)
 
@@ -411,13 +414,9 @@ class InstanceRun:
                 self._measures.finished(text, "abort", now_s)
             elif text.deadline_s is not None and text.deadline_s <= now_s:
                 self._fail(text, DeadlineError("the request's time was spent before its text was complete"))
-
-    def _give_up_late_ones(self, iteration: Sequence[tuple[Text, int]], error: CallError) -> None:
-        """An iteration failed; it is repeated for those whose time is not spent."""
-        late_s = self._loop.time() - self._timeout_s
-        for text, _ in iteration:
-            if text.moved_s <= late_s and text in self.texts:
-                self._fail(text, error)
+            elif text.moved_s + self._timeout_s <= now_s:
+                late = DeadlineError(f"no token was chosen for {self._timeout_s:g} s (smoe_timeout)")
+                self._fail(text, self._failure or late)
 
     def _pages_of(self, text: Text) -> int:
         return -(-len(text.tokens) // self.instance.page_tokens) - text.shared_pages

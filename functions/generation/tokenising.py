@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 from functions.generation.chat import ChatTemplate
 from moe.tokenize import SHORT, TextTokenizer
 
+MESSAGE = 64
+"""Characters that a message takes as long as beyond its own, for what a template does and writes around them."""
 Ids = list[list[int]]
 Result = TypeVar("Result")
 
@@ -28,7 +30,7 @@ class Tokenising:
 
     async def of_chat(self, messages: list[dict[str, Any]], template: ChatTemplate) -> list[int]:
         """Token ids of messages as ``template`` renders them. Raises TextError, BadInputError."""
-        characters = sum(len(message["role"]) + len(message["content"]) for message in messages)
+        characters = sum(MESSAGE + len(message["role"]) + len(message["content"]) for message in messages)
         return await self._done(characters, lambda: self.tokenizer.encode_rendered(template.render(messages)))
 
     async def _done(self, characters: int, work: Callable[[], Result]) -> Result:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from functions.generation.tokenising import Tokenising
+from functions.generation.tokenising import MESSAGE, Tokenising
 from moe.errors import TextError
 from moe.manifest import Tokenizer
 from moe.preset import byte_tokenizer
@@ -60,11 +60,17 @@ def test_short_texts_do_not_wait_for_long_ones_which_come_one_after_the_other() 
 
 @pytest.mark.parametrize("characters", [SHORT, SHORT + 1])
 def test_a_conversations_error_comes_back_from_the_thread_that_long_ones_are_rendered_on(characters: int) -> None:
-    messages = [{"role": "user", "content": "x" * (characters - len("user"))}]
+    messages = [{"role": "user", "content": "x" * (characters - MESSAGE - len("user"))}]
     tokenising = Tokenising(Slow())  # type: ignore[arg-type]
     thread = "tokenise" if characters > SHORT else "MainThread"
-    with pytest.raises(TextError, match=f"^{characters - 4} characters on {thread}"):
+    with pytest.raises(TextError, match=f"^{characters - MESSAGE - 4} characters on {thread}"):
         asyncio.run(tokenising.of_chat(messages, Template()))  # type: ignore[arg-type]
+
+
+def test_many_messages_without_a_character_do_not_keep_others_waiting() -> None:
+    tokenising = Tokenising(Slow())  # type: ignore[arg-type]
+    with pytest.raises(TextError, match=r"^0 characters on tokenise"):
+        asyncio.run(tokenising.of_chat([{"role": "", "content": ""}] * 1000, Template()))  # type: ignore[arg-type]
 
 
 def test_a_long_text_has_the_tokens_of_its_parts(tmp_path: Path) -> None:
