@@ -61,26 +61,32 @@ async function send(prompt) {
   message("user", prompt);
   chat.messages.push({ role: "user", content: prompt });
   const box = message("assistant writing", ""), stopping = new AbortController();
-  chat.stopping = stopping;
-  chat.answer = { box, tokens: [], words: "", began: performance.now(), first: null, last: null };
-  at("send").disabled = true; at("stop").disabled = false;
+  const answer = { box, tokens: [], words: "", began: performance.now(), first: null, last: null };
+  chat.answer = answer;
+  underWay(stopping);
   map.reset(map.shape);
   show();
   state("writing", "good");
-  let end = "";
+  let end = "", now = ["ready", "good"];
   try {
-    end = await stream(prompt, stopping.signal);
-    state("ready", "good");
+    end = await stream(prompt, stopping.signal, answer);
   } catch (error) {
-    end = error.name === "AbortError" ? "stopped" : error.message;
-    if (error.name !== "AbortError") box.classList.add("failed");
-    state(error.name === "AbortError" ? "stopped" : "failed", error.name === "AbortError" ? "warn" : "bad");
+    const stopped = error.name === "AbortError";
+    [end, now] = stopped ? ["stopped", ["stopped", "warn"]] : [error.message, ["failed", "bad"]];
+    if (!stopped) box.classList.add("failed");
   }
-  finish(box, end);
+  if (chat.answer !== answer) return; // it was cleared away, and another one may be under way
+  state(...now);
+  finish(answer, end);
 }
 
-function finish(box, end) {
-  const answer = chat.answer, words = { stop: "", length: "ended at the limit of tokens" }[end] ?? end;
+function underWay(stopping) {
+  chat.stopping = stopping;
+  at("send").disabled = stopping !== null; at("stop").disabled = stopping === null;
+}
+
+function finish(answer, end) {
+  const box = answer.box, words = { stop: "", length: "ended at the limit of tokens" }[end] ?? end;
   box.classList.remove("writing");
   if (words) {
     const note = document.createElement("span");
@@ -89,46 +95,46 @@ function finish(box, end) {
   }
   if (answer.words) chat.messages.push({ role: "assistant", content: answer.words });
   else chat.messages.pop();
-  chat.stopping = null;
-  at("send").disabled = false; at("stop").disabled = true;
+  underWay(null);
   show();
 }
 
-async function stream(prompt, signal) {
+async function stream(prompt, signal, answer) {
   const path = chat.mode === "chat" ? "/ui/v1/chat/completions" : "/ui/v1/completions";
-  const answer = await ask(path, { method: "POST", signal, body: JSON.stringify(body(prompt)) });
-  if (!answer.ok) {
-    const error = (await answer.json().catch(() => null))?.error;
+  const reply = await ask(path, { method: "POST", signal, body: JSON.stringify(body(prompt)) });
+  if (!reply.ok) {
+    const error = (await reply.json().catch(() => null))?.error;
     if (error?.code === "no_chat_template" && chat.mode === "chat") {
       mode("text");
-      return stream(prompt, signal);
+      return stream(prompt, signal, answer);
     }
-    throw new Error(error?.message ?? `the gateway answered ${answer.status}`);
+    throw new Error(error?.message ?? `the gateway answered ${reply.status}`);
   }
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "", end = "the stream broke off";
   for (;;) {
     const { done, value } = await reader.read();
     if (done) return end;
     const events = (rest + value).split("\n\n");
     rest = events.pop();
-    for (const event of events) end = take(event.replace(/^data: /, "")) ?? end;
+    for (const event of events) end = take(event.replace(/^data: /, ""), answer) ?? end;
   }
 }
 
 // One event; returns why the text has ended, where it has.
-function take(data) {
+function take(data, answer) {
   if (data === "[DONE]") return null;
   const event = JSON.parse(data);
   if (event.error) throw new Error(event.error.message);
   const choice = event.choices[0];
   if (!choice) return null;
-  add(choice.delta?.content ?? choice.text ?? "", choice.routed_experts ?? []);
+  add(answer, choice.delta?.content ?? choice.text ?? "", choice.routed_experts ?? []);
   return choice.finish_reason;
 }
 
-function add(words, experts) {
-  const answer = chat.answer, now = performance.now();
+function add(answer, words, experts) {
+  if (chat.answer !== answer) return;
+  const now = performance.now();
   if (experts.length) { answer.first ??= now; answer.last = now; }
   answer.words += words;
   for (const one of experts) { answer.tokens.push(one); map.add(one); }
@@ -184,6 +190,11 @@ function mode(name) {
 }
 
 function clear() {
+  if (chat.stopping) {
+    chat.stopping.abort();
+    underWay(null);
+    state("stopped", "warn");
+  }
   chat.messages = []; chat.answer = null;
   at("messages").replaceChildren(at("hint"));
   at("hint").hidden = false;
@@ -202,7 +213,7 @@ at("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); at("composer").requestSubmit(); }
 });
 at("stop").addEventListener("click", () => chat.stopping?.abort());
-at("clear").addEventListener("click", () => { chat.stopping?.abort(); clear(); });
+at("clear").addEventListener("click", clear);
 at("model").addEventListener("change", () => { clear(); shape(); });
 for (const one of at("modes").children) one.addEventListener("click", () => mode(one.dataset.mode));
 

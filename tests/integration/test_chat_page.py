@@ -82,6 +82,30 @@ async def test_an_answer_streams_with_the_experts_of_each_token_and_can_be_stopp
         await asyncio.sleep(0.05)
 
 
+@pytest.mark.parametrize(
+    "cleared",
+    ["document.getElementById('clear').click()", "document.getElementById('model').dispatchEvent(new Event('change'))"],
+    ids=["clear", "another-model"],
+)
+async def test_clearing_within_an_answer_stops_it_and_the_next_one_is_whole(
+    state: Path,  # noqa: F811
+    tmp_path: Path,
+    cleared: str,
+) -> None:
+    async with browser(tmp_path / "profile") as tab:
+        await enter(tab, state)
+        await say(tab, "and on", 3000)
+        await tab.until("Number(document.getElementById('count').textContent) > 5")
+        await tab.script(cleared)
+        assert await shown(tab, ".message") == []
+        assert await tab.script(STOPPED)
+        await say(tab, "hello", 4)
+        await tab.until(f"{STOPPED} && document.querySelector('.message.assistant .end')")
+        assert (await shown(tab, "#count"))[0].strip() == "4"
+        assert len(await shown(tab, ".message")) == 2
+        assert tab.exceptions == []
+
+
 async def test_a_failure_is_shown_as_the_sentence_that_it_is(state: Path, tmp_path: Path) -> None:  # noqa: F811
     async with browser(tmp_path / "profile") as tab:
         await enter(tab, state)
