@@ -24,6 +24,7 @@ from moe.manifest import Manifest, Node, load
 from platform_words.memory import (
     CALL_TOKENS,
     FORKED,
+    INGRESS_BODY_BYTES,
     INGRESS_ROWS,
     MIB,
     RuntimeMemory,
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from moe.tokenize import TextTokenizer
 
 log = logging.getLogger(__name__)
-INGRESS_BODY_BYTES = 8 * 1024 * 1024
-"""A body of JSON costs up to 24 times its bytes while it is read."""
 SMALL_BODY_BYTES = 2 * 1024 * 1024
 """For what is no tensor of tokens: headers, tables of replicas, messages that measure a link."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import re
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -17,10 +18,9 @@ from gateway.contract import DEFAULT_NAMESPACE, Backend, FunctionSpec, NotFoundE
 from gateway.front import BUSY, FrontDoor, refuse_body
 from gateway.held import HeldBytes, Room, TooMuchHeldError
 from gateway.specs import split_name
-from platform_words.labels import NODES_LABEL
+from platform_words.labels import CONTEXT, NODES_LABEL
+from platform_words.memory import INGRESS_BODY_BYTES
 
-MAX_BYTES = 16 * 1024 * 1024
-"""Largest body: more than the longest context as text."""
 WRITING = ("/v1/chat/completions", "/v1/completions")
 POSTS = (*WRITING, "/v1/embeddings")
 MODELS = "/v1/models"
@@ -65,7 +65,8 @@ class OpenAiDoor:
             await refuse_body(receive, send, _error(503, str(error), "busy", BUSY))
             return
         if body is None:
-            reply = _error(413, f"the body is larger than {MAX_BYTES} bytes", "too_large", {"connection": "close"})
+            message = f"the body is larger than {INGRESS_BODY_BYTES} bytes"
+            reply = _error(413, message, "too_large", {"connection": "close"})
             await refuse_body(receive, send, reply)
             return
         model = _model_of(body)
@@ -84,12 +85,12 @@ class OpenAiDoor:
         """One model; empty: the list of all."""
         models = self._models()
         if not model:
-            return JSONResponse({"object": "list", "data": [_model(name) for name in models]})
-        return JSONResponse(_model(model)) if model in models else _no_model(model)
+            return JSONResponse({"object": "list", "data": [models[name] for name in sorted(models)]})
+        return JSONResponse(models[model]) if model in models else _no_model(model)
 
-    def _models(self) -> list[str]:
-        names = [_called(state.spec) for state in self._backend.list() if _is_ingress(state.spec)]
-        return sorted(names)
+    def _models(self) -> dict[str, dict[str, Any]]:
+        specs = [state.spec for state in self._backend.list() if _is_ingress(state.spec)]
+        return {_called(spec): _model(spec) for spec in specs}
 
     def _serves(self, model: str) -> bool:
         try:
@@ -134,8 +135,11 @@ def _called(spec: FunctionSpec) -> str:
     return spec.name if spec.namespace == DEFAULT_NAMESPACE else f"{spec.name}.{spec.namespace}"
 
 
-def _model(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "smoe"}
+def _model(spec: FunctionSpec) -> dict[str, Any]:
+    """With a decoder's context under the name that vLLM gives it."""
+    document = {"id": _called(spec), "object": "model", "created": 0, "owned_by": "smoe"}
+    context = spec.annotations.get(CONTEXT, "")
+    return {**document, "max_model_len": int(context)} if re.fullmatch(r"[1-9][0-9]{0,17}", context) else document
 
 
 async def _body(receive: Any, room: Room) -> bytes | None:
@@ -149,7 +153,7 @@ async def _body(receive: Any, room: Room) -> bytes | None:
         parts.append(message.get("body", b""))
         room.take(len(parts[-1]))
         size += len(parts[-1])
-        if size > MAX_BYTES:
+        if size > INGRESS_BODY_BYTES:
             return None
         if not message.get("more_body"):
             return b"".join(parts)
@@ -175,5 +179,6 @@ def _error(
     status: int, message: str, code: str, headers: dict[str, str] | None = None, *, field: str | None = None
 ) -> JSONResponse:
     """OpenAI's error object."""
-    error = {"message": message, "type": "invalid_request_error", "param": field, "code": code}
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    error = {"message": message, "type": kind, "param": field, "code": code}
     return JSONResponse({"error": error}, status, headers)

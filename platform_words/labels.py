@@ -31,6 +31,8 @@ GPU_MEMORY = "smoe.gpu-memory"
 """Annotation, ``true``: the function keeps memory on all GPUs for the replicas that share them."""
 READS_LIVE_SETTINGS = "smoe.live-settings"
 """Annotation, ``true``: the function's image reads the file named by ``smoe_live_settings``."""
+CONTEXT = "smoe.context"
+"""Annotation of a decoder's ingress: tokens of its context."""
 
 SPEC = "smoe.function"
 """Annotation of a Deployment that this project's gateway wrote: the FunctionDeployment as it was sent. Nobody else

@@ -20,6 +20,8 @@ CALL_TOKENS = 1024
 """Tokens that an ingress sends in one call at most, but for a longer text."""
 SHARE = 0.9
 """alpha of Eq. (2): the part of a memory limit that may be used."""
+INGRESS_BODY_BYTES = 8 * 1024 * 1024
+"""Largest body that an ingress takes: JSON costs up to 24 times its bytes while it is read."""
 INGRESS_ROWS = 40
 """Hidden states that a token on its way costs the ingress at most: 8192 tokens in eight passes at once took 428 MiB of
 the default pipeline's, of which 30 are its own."""

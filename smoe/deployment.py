@@ -16,6 +16,7 @@ import yaml
 from moe.grouping import group
 from moe.manifest import Manifest, Node
 from platform_words.labels import (
+    CONTEXT,
     METRICS_LABEL,
     NODES_LABEL,
     PIPELINE_LABEL,
@@ -225,6 +226,8 @@ def _ingress(manifest: Manifest, settings: DeploymentSettings) -> dict[str, Any]
         deployment["envVars"] |= _schedule(settings)
     if settings.ingress_passes:
         deployment["envVars"]["smoe_max_passes"] = str(settings.ingress_passes)
+    if manifest.task == "causal-lm":
+        deployment["annotations"][CONTEXT] = str(manifest.architecture["max_positions"])
     deployment["labels"] |= {
         NODES_LABEL: "ingress",
         METRICS_LABEL: "true",

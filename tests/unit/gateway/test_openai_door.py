@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from platform_words.labels import NODES_LABEL
+from platform_words.labels import CONTEXT, NODES_LABEL
+from platform_words.memory import INGRESS_BODY_BYTES
 from tests.unit.gateway.gateways import Running, gateway_on
 
 LABELS = {"labels": {NODES_LABEL: "ingress"}}
@@ -26,10 +27,10 @@ async def test_the_model_names_the_function_and_the_body_goes_along(running: Run
 
 async def test_models_are_the_pipelines_ingresses(running: Running) -> None:
     await running.deploy("b", **LABELS)
-    await running.deploy("a", **LABELS)
+    await running.deploy("a", **LABELS, annotations={CONTEXT: "8192"})
     await running.deploy("other")
     document = (await running.call("GET", "/v1/models")).json()
-    assert [model["id"] for model in document["data"]] == ["a", "b"]
+    assert [(model["id"], model.get("max_model_len")) for model in document["data"]] == [("a", 8192), ("b", None)]
     assert (await running.call("GET", "/v1/models/b")).json() == document["data"][1]
 
 
@@ -45,7 +46,7 @@ async def test_models_are_the_pipelines_ingresses(running: Running) -> None:
         ("GET", "/v1/models/other", b"", 404, "model_not_found"),
         ("POST", "/v1/models/other", b"{}", 405, "method_not_allowed"),
         ("GET", "/v1/completions", b"", 405, "method_not_allowed"),
-        ("POST", "/v1/completions", b" " * (17 << 20), 413, "too_large"),
+        ("POST", "/v1/completions", b" " * (INGRESS_BODY_BYTES + 1), 413, "too_large"),
     ],
 )
 async def test_what_cannot_be_routed_gets_openais_error(
@@ -57,6 +58,12 @@ async def test_what_cannot_be_routed_gets_openais_error(
     error = answer.json()["error"]
     assert error["code"] == code
     assert error["message"]
+
+
+async def test_a_body_without_room_is_the_servers_error_and_not_the_requests(tmp_path: Path) -> None:
+    async with gateway_on(tmp_path, held_bytes=4096) as running:
+        answer = await running.call("POST", "/v1/completions", b" " * 5000)
+        assert (answer.status, answer.json()["error"]["type"]) == (503, "server_error")
 
 
 async def test_the_key_is_asked_for_where_it_is_on(tmp_path: Path) -> None:
