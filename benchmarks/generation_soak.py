@@ -65,8 +65,8 @@ class Soak:
             kind = "malformed" if chosen.random() < 0.1 else "left" if chosen.random() < 0.25 else "whole"
             try:
                 right = self.malformed(chosen) if kind == "malformed" else self.stream(chosen, leaves=kind == "left")
-            except (OSError, http.client.HTTPException, ValueError):
-                right = False
+            except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
+                right = False  # also an error's event within a stream
             with self._lock:
                 self.counts[kind] += 1
                 self.counts["wrong"] += not right
@@ -175,6 +175,7 @@ def soak(folder: Path, minutes: float, clients: int, streams: int, seed: int) ->
     settled = next(rss for at_s, rss in samples if at_s >= minutes * 60 / 5 or at_s == samples[-1][0])
     return {
         "minutes": minutes,
+        "seconds": round(ended_s - begun_s, 1),
         **{name: shared.counts[name] for name in ("whole", "left", "malformed", "wrong")},
         "flood": dict(opened),
         "rss_mb_first": round(samples[0][1], 1),
