@@ -83,7 +83,7 @@ def makers(instances: int, hardware: Hardware, outputs: list[int] | None = None)
 
     return {
         "arrow": lambda targets: Arrow(profiles, targets, half),
-        "arrow, lengths offered": lambda targets: OracleArrow(profiles, targets, half, outputs or []),
+        "arrow, lengths known": lambda targets: OracleArrow(profiles, targets, half, outputs or []),
         "deadline": lambda targets: Deadline(profiles, targets),
         "xllm rule": lambda targets: XllmRule(profiles, targets, half, hardware.decode_s),
         "colocated": lambda targets: Colocated(profiles, targets, half),
@@ -195,7 +195,7 @@ def compared(rates: dict[str, float]) -> dict[str, Any]:
         "deadline_over_arrow": _over(deadline, arrow),
         "rate_over_xllm": _over(arrow, rates.get("xllm rule")),
         "rate_over_convertible": _over(arrow, convertible),
-        "oracle_over_arrow": _over(rates.get("arrow, lengths offered"), arrow),
+        "oracle_over_arrow": _over(rates.get("arrow, lengths known"), arrow),
     }
 
 
