@@ -24,11 +24,11 @@ from evaluation.comparison.calibration import check_shared, uniform_runs, unifor
 from evaluation.comparison.errors import EvaluationError
 from evaluation.comparison.grid import Grid, Group
 from evaluation.comparison.policies import limits_of, policy_of
-from evaluation.tuning.outcomes import Replay
+from evaluation.tuning.outcomes import Replay, p95s
 from simulation.engine.controlled import Step, failures_of, simulate_policy
 from simulation.engine.regions import measured_part
 from simulation.engine.requests import Requests, draw_requests
-from simulation.engine.simulation import Simulation
+from simulation.engine.simulation import Answers, Simulation
 from simulation.workloads.workload import Workload
 from simulation.workloads.worlds import PAPER_CAPACITY
 
@@ -275,7 +275,7 @@ def _row(step: Step, workload: Workload, experts: dict[str, NodeInfo]) -> dict[s
         "in_flight": window.in_flight,
         "p50_s": window.quantile_s(0.5),
         "p95_s": p95_s,
-        "violated": None if p95_s is None else p95_s > workload.slo_s,
+        "violated": _violated(window, workload.slo_s),
         "busy": report.cost.busy,
         "provisioned": report.cost.provisioned,
         "busy_experts": _sum([cost.busy for cost in expert_costs]),
@@ -286,6 +286,11 @@ def _row(step: Step, workload: Workload, experts: dict[str, NodeInfo]) -> dict[s
         "changes": len(report.applied),
         "decision_s": report.decision_s,
     }
+
+
+def _violated(window: Answers, slo_s: float) -> bool | None:
+    """Whether P95 is above the SLO, infinite where requests wait and none was answered; None without either."""
+    return next((p95_s > slo_s for p95_s in p95s([window])), None)
 
 
 def _ordered(nodes: Sequence[NodeObservation]) -> dict[str, float]:
@@ -311,16 +316,18 @@ def _sum(values: list[float | None]) -> float | None:
 
 
 def _totals(table: pa.Table, steps: list[Step], slo_s: float) -> dict[str, Any]:
-    """Sums and quantiles over the counted windows; a window without an answer is not judged."""
+    """Sums and quantiles over the counted windows; one in which nothing waits and nothing was answered is not judged,
+    and one without an answer has no finite excess, so that none counts."""
     columns = {name: table.column(name).to_pylist() for name in table.column_names}
     p95 = np.array([value for value in columns["p95_s"] if value is not None])
+    judged = [violated for violated in columns["violated"] if violated is not None]
     latency = np.concatenate([step.window.latency_s for step in steps]) if steps else np.zeros(0)
     return {
         **{name: _sum(columns[name]) for name in ("busy", "provisioned", *EXPERT_COSTS)},
         "requests": int(sum(columns["arrived"])),
         "answered": int(latency.size),
-        "judged_windows": int(p95.size),
-        "violated_windows": int((p95 > slo_s).sum()),
+        "judged_windows": len(judged),
+        "violated_windows": sum(judged),
         "mean_excess": float(np.maximum(p95 / slo_s - 1, 0).mean()) if p95.size else None,
         "p95_over_slo": float(np.quantile(latency, SLO_QUANTILE) / slo_s) if latency.size else None,
         "changes": int(sum(columns["changes"])),

@@ -24,7 +24,7 @@ DECADE = 10.0
 
 def figure_7(path: Path, summaries: Sequence[Run], windows: Mapping[tuple[Any, ...], Sequence[float]]) -> None:
     """Cost over the costliest policy, and P95 of the windows over the SLO, by workload; the burstiest pattern that is
-    there. ``windows``: (workload, pattern, tokens, seed, policy) → P95 of each judged window in seconds.
+    there. ``windows``: (workload, pattern, tokens, seed, policy) → P95 of each window with an answer in seconds.
     """
     runs = runs_of(summaries)
     patterns = _values(runs, "pattern")

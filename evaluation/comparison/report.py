@@ -200,7 +200,7 @@ def _replayed(summaries: Sequence[Summary]) -> list[str]:
 
 
 def _tails(windows: pa.Table) -> dict[tuple[Any, ...], list[float]]:
-    """P95 of every judged window by run."""
+    """P95 of every window with an answer, by run."""
     tails: dict[tuple[Any, ...], list[float]] = {}
     for *key, p95_s in zip(*(windows.column(name).to_pylist() for name in (*NAMES, "p95_s")), strict=True):
         if p95_s is not None:

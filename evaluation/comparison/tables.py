@@ -51,9 +51,10 @@ class Row:
     over_bound: Mapping[str, Interval | None]
     """By meter: cost over the bound of the same requests, 0 at the bound; None without a bound."""
     violations: Interval | None
-    """Share of judged windows whose P95 is above the SLO; as if windows were independent, which they are not quite."""
+    """Share of judged windows whose P95 is above the SLO, or in which requests wait and none was answered; as if
+    windows were independent, which they are not quite."""
     excess: Interval | None
-    """Mean of max(P95 / SLO - 1, 0) over judged windows."""
+    """Mean of max(P95 / SLO - 1, 0) over windows with an answer."""
     p95: Interval | None
     """P95 of all requests of a run over the SLO."""
     decision_ms: float

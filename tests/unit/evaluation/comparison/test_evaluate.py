@@ -18,7 +18,7 @@ from autoscaler.prices import load_prices
 from autoscaler.settings import ELSEWHERE
 from evaluation.bound.physics import Physics
 from evaluation.comparison import episode, learnt_files, run
-from evaluation.comparison.episode import BOUND, beyond_cluster, check_binding, prepare
+from evaluation.comparison.episode import BOUND, beyond_cluster, check_binding, prepare, run_policy
 from evaluation.comparison.errors import EvaluationError
 from evaluation.comparison.figures import figure_7
 from evaluation.comparison.grid import Grid
@@ -180,6 +180,16 @@ def test_every_window_is_in_a_table_with_its_costs_and_its_decisions_seconds(
         over = [max(0.0, float(row["p95_s"]) - simulated["slo_s"]) for row in own if row["p95_s"]]
         assert simulated["mean_excess"] * simulated["slo_s"] * len(over) == pytest.approx(sum(over))
     assert any(one.get("violated_windows") for one in summaries), "or nothing is said of an excess"
+
+
+def test_a_window_in_which_requests_wait_and_none_is_answered_breaks_the_slo(grid: Grid) -> None:
+    short = replace(grid, window_s=0.05, seconds=4.0, seeds=(0,))
+    summary, table = run_policy(short, prepare(short, next(short.groups())), "static")
+    silent = [row for row in table.to_pylist() if row["p95_s"] is None]
+    assert {bool(row["in_flight"]) for row in silent} == {True, False}, "or nothing waits, or nothing is at rest"
+    assert all(row["violated"] == (True if row["in_flight"] else None) for row in silent)
+    judged = [row["violated"] for row in table.to_pylist() if row["violated"] is not None]
+    assert (summary["judged_windows"], summary["violated_windows"]) == (len(judged), sum(judged))
 
 
 def test_the_report_says_which_policies_nobody_tuned(
