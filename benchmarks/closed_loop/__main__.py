@@ -41,6 +41,7 @@ from benchmarks.harness.options import AT_LEAST_1, PRESENT, benchmark, data_opti
 from benchmarks.harness.report import print_result, print_table, progress
 from benchmarks.harness.running import RunningPipeline, local_gateway, running_pipeline
 from benchmarks.harness.stepped_load import stepped
+from evaluation.provenance import commit
 from moe.manifest import Manifest
 from moe.reference import WholeModel
 from simulation.profiles.measure.machine import this_machine
@@ -83,11 +84,13 @@ class Setting:
     seed: int
     prometheus: bool
     """Whether the controller reads one, or scrapes by itself."""
+    revision: str | None
+    """Commit of the code."""
 
-    @property
-    def met(self) -> dict[str, float]:
-        """What a policy's result depends on, apart from the machine and its profile."""
-        return {name: value for name, value in asdict(self).items() if name not in ("profile", "data")}
+    def met(self, policy: str) -> dict[str, Any]:
+        """What the result of ``policy`` depends on, its settings too, apart from the machine and its profile."""
+        options = {name: value for name, value in asdict(self).items() if name not in ("profile", "data")}
+        return {**options, "table": contender(policy, self.window_s, 1).table}
 
 
 def run_all(
@@ -123,7 +126,7 @@ def run_all(
                     real, real_sent_s, _ = measured(run, one, directory, served.client, password, address)
                     model = simulated(run, one, directory, workload, real_sent_s, counts, run.seed + repeat)
                     cell = {"policy": policy, "repeat": repeat, "measured": asdict(real), "simulated": asdict(model)}
-                    cell["setting"] = setting.met
+                    cell["setting"] = setting.met(policy)
                     cells.append(cell)
                     if kept is not None:
                         with kept.open("a") as file:
@@ -146,13 +149,14 @@ def metrics(setting: Setting, served: RunningPipeline) -> Iterator[str | None]:
 
 
 def recorded(kept: Path, policies: Sequence[str], repeats: int, setting: Setting) -> list[dict[str, Any]]:
-    """Cells of the file that are asked for. Raises ClickException where some were measured under another setting."""
+    """Cells of the file that are asked for. Raises ClickException where some were measured under another setting, by
+    other code, or with other settings of their policy."""
     cells = [json.loads(line) for line in kept.read_text().splitlines()]
     for cell in cells:
-        if cell.get("setting") != setting.met:
+        if cell.get("setting") != (met := setting.met(cell["policy"])):
             raise click.ClickException(
                 f"{kept}: {cell['policy']}, repeat {cell['repeat'] + 1}, met {cell.get('setting')}; asked for is "
-                f"{setting.met}: take another --record"
+                f"{met}: take another --record"
             )
     return [cell for cell in cells if cell["policy"] in policies and cell["repeat"] < repeats]
 
@@ -283,7 +287,7 @@ def print_policies(rows: Sequence[Mapping[str, Any]], slo_s: float) -> None:
 def main(policies: tuple[str, ...], repeats: int, record: Path | None, **options: Any) -> None:
     check_names(policies)
     with progress(repeats * len(policies)) as show:
-        cells, run, replicas = run_all(policies, repeats, Setting(**options), record, show)
+        cells, run, replicas = run_all(policies, repeats, Setting(**options, revision=commit()), record, show)
     rows = summaries(cells)
     print_policies(rows, run.slo_s)
     failed = sum(cell["measured"]["failed"] for cell in cells)

@@ -12,6 +12,7 @@ import click
 import numpy as np
 import pytest
 
+from benchmarks.closed_loop import contenders
 from benchmarks.closed_loop.__main__ import (
     Setting,
     cheapest,
@@ -24,13 +25,14 @@ from benchmarks.closed_loop.__main__ import (
 from benchmarks.closed_loop.contenders import BURST, CPU_TARGET, check_names, contender, turns
 from benchmarks.closed_loop.runs import Outcome
 
-SETTING = Setting(600.0, 10.0, 0.01, 2.0, 1.7, None, None, 0, False)
+SETTING = Setting(600.0, 10.0, 0.01, 2.0, 1.7, None, None, 0, False, "this")
 
 
 def cell(policy: str, over: float, cost: float, failed: int = 0, repeat: int = 0) -> dict[str, Any]:
     outcome = asdict(Outcome(10.0, 30.0, over, 0.0, cost, 1.0, None, cost, 100, failed, 5))
     simulated = outcome | {"provisioned": 2 * cost}
-    return {"policy": policy, "repeat": repeat, "measured": outcome, "simulated": simulated, "setting": SETTING.met}
+    met = SETTING.met(policy)
+    return {"policy": policy, "repeat": repeat, "measured": outcome, "simulated": simulated, "setting": met}
 
 
 @pytest.mark.parametrize(
@@ -56,6 +58,19 @@ def test_a_record_goes_on_with_what_is_asked_for_and_only_under_its_own_setting(
     assert recorded(file, ("hpa", "static"), 2, SETTING) == cells[:1]
     with pytest.raises(click.ClickException, match=r"hpa, repeat 1, met .*'slo_factor': 1\.7.*another --record"):
         recorded(file, ("hpa",), 2, replace(SETTING, slo_factor=2.0))
+    with pytest.raises(click.ClickException, match=r"asked for is .*'revision': 'other'"):
+        recorded(file, ("hpa",), 2, replace(SETTING, revision="other"))
+
+
+def test_a_record_does_not_go_on_where_its_policy_has_other_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "cells.jsonl"
+    file.write_text(json.dumps(cell("static-1+burst", 0.9, 1.0)))
+    assert recorded(file, ("static-1+burst",), 1, SETTING)
+    monkeypatch.setattr(contenders, "BURST", {**BURST, "spare": 0.1})
+    with pytest.raises(click.ClickException, match=r"'spare': 0\.3.*asked for is .*'spare': 0\.1"):
+        recorded(file, ("static-1+burst",), 1, SETTING)
 
 
 def test_each_policy_begins_a_repeat_in_its_turn() -> None:
