@@ -29,6 +29,7 @@ from autoscaler.policy.slo_aware import SloAwarePolicy, SloAwareSettings
 from autoscaler.policy.static import StaticPolicy
 from autoscaler.policy.token_load import TokenLoadPolicy, TokenLoadSettings
 from autoscaler.policy.vertical import VerticalHpaPolicy, draw
+from autoscaler.policy.vpa import VpaPolicy, VpaSettings
 from autoscaler.prices import PriceSheet
 from autoscaler.settings import ELSEWHERE, HPA_NAMES, PLAN_NAMES, POLICY_NAMES, ControllerSettings
 from autoscaler.stored_deployment import Plan, load_plan
@@ -226,6 +227,11 @@ def _openfaas(making: Making) -> Policy:
     return VerticalHpaPolicy("openfaas", drawn, hpa_settings(making))
 
 
+def _vpa(making: Making) -> Policy:
+    settings = making.settings_as(VpaSettings, kinds=making.kinds)
+    return VpaPolicy(settings, making.limits.space, hpa_settings(making) if settings.with_hpa else None)
+
+
 def _kpa(making: Making) -> Policy:
     return KpaPolicy(making.settings_as(KpaSettings, kinds=making.kinds, **making.bounds))
 
@@ -254,6 +260,7 @@ MAKERS: Mapping[str, Maker] = {
     "hpa": _hpa,
     "tuned-hpa": _tuned_hpa,
     "openfaas": _openfaas,
+    "vpa": _vpa,
     "kpa": _kpa,
     "keda": _keda,
     "apa": _apa,
@@ -261,5 +268,5 @@ MAKERS: Mapping[str, Maker] = {
     "elasticmoe": _elastic_moe,
     **dict.fromkeys(PLAN_NAMES, _stored),
 }
-WITH_FILE = (*HPA_NAMES, "kpa", "keda", "apa", "slo-aware", "elasticmoe")
+WITH_FILE = (*HPA_NAMES, "vpa", "kpa", "keda", "apa", "slo-aware", "elasticmoe")
 assert tuple(MAKERS) == POLICY_NAMES

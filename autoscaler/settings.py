@@ -17,7 +17,7 @@ from autoscaler.state.targets import Targets
 from platform_words.memory import CONTAINERS, RuntimeMemory, runtime_memory
 
 POLICY_NAMES = (
-    "static", "hpa", "tuned-hpa", "openfaas", "kpa", "keda", "apa", "slo-aware", "elasticmoe", "serverlessmoe",
+    "static", "hpa", "tuned-hpa", "openfaas", "vpa", "kpa", "keda", "apa", "slo-aware", "elasticmoe", "serverlessmoe",
     "constant", "constant-per-layer", "constant-per-expert",
 )  # fmt: skip
 """Policies of this package (``docs/policies.md``); any other is named ``MODULE:MAKER`` or ``FILE.py:MAKER``."""
@@ -70,7 +70,7 @@ class ControllerSettings(Checked):
     max_functions: FromZero = 0
     """As given to `smoe up` or `smoe pipeline deploy`; 0 = one node a function."""
     policy: Annotated[str, Flag(metavar="NAME")] = AUTO
-    """auto (staffing with --slo-ms where it fits, else hpa), static, hpa, tuned-hpa, openfaas, kpa, keda,
+    """auto (staffing with --slo-ms where it fits, else hpa), static, hpa, tuned-hpa, openfaas, vpa, kpa, keda,
     apa, slo-aware, elasticmoe, serverlessmoe, smoe, last-window, faasconf, janus, staffing,
     staffing-learnt, MODULE:MAKER or FILE.py:MAKER (docs/own-policy.md)."""
     policy_settings: Annotated[Path | Mapping[str, Any] | None, Flag(file=True)] = None

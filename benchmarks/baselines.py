@@ -49,9 +49,10 @@ from traces.provenance import path_sha256
 from traces.traffic import DATA_SETS
 
 POLICIES = (
-    *("constant", "constant-per-layer", "constant-per-expert", "constant+burst", "constant-per-expert+burst"),
+    *("constant", "constant-per-layer", "constant-per-expert"),
+    *("constant+burst", "constant-per-layer+burst", "constant-per-expert+burst"),
     *("serverlessmoe", "elasticmoe", "faasconf", "openfaas"),
-    *("hpa", "hpa+burst", "tuned-hpa", "kpa", "keda", "apa", "slo-aware", "last-window+burst"),
+    *("hpa", "hpa+burst", "tuned-hpa", "vpa", "kpa", "keda", "apa", "slo-aware", "last-window+burst"),
     "rl.staffing.policy:make_rule",
 )
 """The last one, the staffing rule with its defaults, is not tuned: by this name it has no candidates."""

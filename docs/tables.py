@@ -56,6 +56,7 @@ COMMANDS = {
 }
 POLICIES = {
     "hpa": "autoscaler.policy.hpa:HpaSettings",
+    "vpa": "autoscaler.policy.vpa:VpaSettings",
     "kpa": "autoscaler.policy.kpa:KpaSettings",
     "keda": "autoscaler.policy.keda:KedaSettings",
     "keda-trigger": "autoscaler.policy.keda:Trigger",

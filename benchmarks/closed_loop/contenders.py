@@ -59,6 +59,7 @@ def contender(name: str, window_s: float, replicas: int) -> Contender:
     hpa = {"cpu_target": 0.5, "down_stabilisation_s": 300 * f, "period_s": 15 * f}
     tables: dict[str, dict[str, Any]] = {
         "hpa": hpa,
+        "vpa": {"half_life_s": 86400 * f, "confidence_s": 86400 * f, "settled_s": 43200 * f},
         "kpa": {"stable_window_s": 60 * f},
         "keda": {
             "polling_interval_s": 30 * f, "cooldown_period_s": 300 * f, "down_stabilisation_s": 300 * f,

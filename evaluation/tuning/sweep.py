@@ -42,6 +42,12 @@ CANDIDATES: Mapping[str, Sequence[Setting]] = {
     "hpa": _HPA,
     "tuned-hpa": _HPA,
     "openfaas": _HPA,
+    "vpa": [
+        {"margin": margin, **dict.fromkeys(("half_life_s", "confidence_s", "settled_s"), memory_s), **replicas}
+        for replicas in ({}, {"with_hpa": True, "hpa": {"cpu_target": 0.0, "concurrency_target": 0.1}})
+        for memory_s in (86400.0, 300.0)
+        for margin in (0.15, 1.0, 3.0)
+    ],
     "kpa": _grid(target_utilisation=_USED, scale_down_delay_s=(0.0, 300.0)),
     "keda": [
         {"triggers": [{"metric": "in_flight", "threshold": threshold}], "down_stabilisation_s": down_s}

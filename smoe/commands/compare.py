@@ -35,8 +35,9 @@ from traces.options import data_option, json_option
 from traces.traffic import REPLAYED_PATTERNS
 
 OPPONENTS = (
-    *("constant", "constant-per-layer", "constant-per-expert", "constant+burst", "constant-per-expert+burst"),
-    *("hpa", "hpa+burst", "kpa", "keda", "apa", "slo-aware", "last-window", "last-window+burst"),
+    *("constant", "constant-per-layer", "constant-per-expert"),
+    *("constant+burst", "constant-per-layer+burst", "constant-per-expert+burst"),
+    *("hpa", "hpa+burst", "vpa", "kpa", "keda", "apa", "slo-aware", "last-window", "last-window+burst"),
 )
 ALL = "all"
 
@@ -71,10 +72,10 @@ def compare(**options: Any) -> None:
     """Tune every opponent on validation hours, then compare all of them, and the bound, on test hours.
 
     Opponents are the best constants (one for all experts, for each layer, for each expert), the rules that people run
-    (HPA, KPA, KEDA, AIBrix's, llm-d's) and the last window's optimum, some with burst activation, too. Each gets the
-    cheapest settings or plan that break the P95 target in at most 5 % of the validation windows. The table has their
-    cost above the bound, and the windows over the target, with intervals: a policy is cheaper than another only at no
-    more windows over it.
+    (HPA, VPA, KPA, KEDA, AIBrix's, llm-d's) and the last window's optimum, some with burst activation, too. Each gets
+    the cheapest settings or plan that break the P95 target in at most 5 % of the validation windows. The table has
+    their cost above the bound, and the windows over the target, with intervals: a policy is cheaper than another only
+    at no more windows over it.
 
     Everything is simulated. The default takes seven minutes of one core. It may be stopped and goes on where it was; a
     custom pipeline is compared as by `smoe lab evaluate`, whose exit status it has, too.

@@ -176,7 +176,9 @@ def test_a_policy_may_import_what_lies_next_to_its_file(mine: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["hpa", "kpa", "keda", "apa", "slo-aware", "elasticmoe", "last-window", "staffing"])
+@pytest.mark.parametrize(
+    "name", ["hpa", "vpa", "kpa", "keda", "apa", "slo-aware", "elasticmoe", "last-window", "staffing"]
+)
 def test_built_in_policies_do_what_the_controller_expects(name: str) -> None:
     status, printed = run("check-policy", name)
     assert status == 0, printed

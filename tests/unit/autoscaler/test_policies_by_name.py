@@ -18,6 +18,7 @@ from autoscaler.policy.kpa import KpaPolicy
 from autoscaler.policy.static import StaticPolicy
 from autoscaler.policy.token_load import LoadClass, TokenLoadPolicy
 from autoscaler.policy.vertical import VerticalHpaPolicy
+from autoscaler.policy.vpa import VpaPolicy
 from autoscaler.settings import POLICY_NAMES, ControllerSettings
 from autoscaler.stored_deployment import Plan, load_plan, save_plan
 from tests.unit.autoscaler.builders import configuration, topology
@@ -57,6 +58,9 @@ def test_the_controller_s_bounds_and_kinds_reach_every_policy(folder: Path) -> N
     kpa = with_file(folder, "kpa", 'metric = "rps"\nstable_window_s = 30\n')
     assert isinstance(kpa, KpaPolicy) and (kpa.settings.metric, kpa.settings.stable_window_s) == ("rps", 30)
     assert kpa.settings.max_replicas == 5 and kpa.settings.kinds == {"expert"}
+    vpa = with_file(folder, "vpa", "half_life_s = 60\nwith_hpa = true\n[hpa]\ncpu_target = 0\n")
+    assert isinstance(vpa, VpaPolicy) and (vpa.settings.half_life_s, vpa.settings.kinds) == (60, {"expert"})
+    assert vpa._hpa is not None and (vpa._hpa.settings.cpu_target, vpa._hpa.settings.max_replicas) == (0, 5)
     keda = with_file(folder, "keda", '[[triggers]]\nmetric = "rps"\nthreshold = 9.5\n')
     assert isinstance(keda, KedaPolicy) and keda.settings.triggers == (Trigger("rps", 9.5),)
     text = "[[classes]]\ncpu_cores = 1\n[[classes]]\ncpu_cores = 2\ntokens_per_s = 50\n[[classes]]\ngpu_share = 0.5\n"

@@ -108,7 +108,7 @@ def test_policies_settings_are_a_folder_and_the_options_settings_a_file(tmp_path
 def test_plans_are_searched_apart_from_each_other_by_what_they_share() -> None:
     grid = Grid(("bert-4",), ("normal", "bursty"), (0,), (*OPPONENTS, "tuned-hpa"), (0,))
     parts = [(one.patterns, one.policies) for one in compared.searches_of(grid)]
-    families = [OPPONENTS[:5], ("tuned-hpa",)]
+    families = [OPPONENTS[:6], ("tuned-hpa",)]
     assert parts == [((pattern,), family) for pattern in ("normal", "bursty") for family in families]
 
 

@@ -20,6 +20,7 @@ POLICIES = (
     "static",
     "hpa",
     "openfaas",
+    "vpa",
     "kpa",
     "keda",
     "apa",
