@@ -6,8 +6,7 @@ reach a wanted rate.
 
 *Thinning* keeps each request with probability p. The duration stays and the rate falls, but gaps merge: for
 independent gaps CV'^2 = 1 + p (CV^2 - 1), so a bursty trace becomes calmer and a regular one rougher. Where the
-pattern must stay, pick an hour with fewer requests (`patterns.pick`) rather than thin a busy one; :func:`fit` does
-what is left.
+pattern must stay, take an hour with fewer requests rather than thin a busy one; :func:`fit` does what is left.
 
 *Superposing* puts independent traces on top of each other: what several sources send to one place. The sum of many
 tends to a Poisson process (CV 1), so no sum of independent sources is slow or bursty for long.
