@@ -1,7 +1,7 @@
 """A rule that is calibrated and a policy that is learnt, for one pattern and seed, in so much CPU time.
 
 The rule is chosen on train and validation hours together; the actor learns on train hours and is chosen on validation
-hours, all by the same score (:meth:`rl.staffing.training.Judge.score`). The actor begins with the calibrated rule and
+hours, all by the same score (:meth:`rl.staffing.judge.Judge.score`). The actor begins with the calibrated rule and
 has as much time again: from the default, or from a rule found in a third of the time, it does not come as far.
 """
 
@@ -17,9 +17,12 @@ from typing import Any
 import numpy as np
 
 from rl.staffing.action import AXES, NAMES, Actions, action_of
+from rl.staffing.checkpoint import BEST
 from rl.staffing.hours import HourSettings
+from rl.staffing.judge import Judge, everywhere
 from rl.staffing.policy import RuleSettings
-from rl.staffing.training import BEST, Judge, StaffingSettings, everywhere, train
+from rl.staffing.settings import StaffingSettings
+from rl.staffing.training import train
 from rl.staffing.warm_start import RULES
 from simulation.workloads.worlds import World
 

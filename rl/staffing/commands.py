@@ -8,8 +8,13 @@ from typing import Any, get_args
 import click
 from rich.console import Console
 
+from rl.staffing.checkpoint import BEST
 from rl.staffing.hours import HourSettings
-from rl.staffing.training import BEST, StaffingSettings, train
+from rl.staffing.settings import StaffingSettings
+from rl.staffing.training import train
+from rl.train.display import Display, interruptible
+from rl.train.errors import TrainingError
+from rl.train.limit import Limit
 from simulation.workloads.paper import PAPER_WORKLOADS
 from simulation.workloads.worlds import World
 
@@ -33,6 +38,13 @@ HOURS, SETTINGS = HourSettings(), StaffingSettings()
     help="Mean requests per second of the hours.",
 )
 @click.option("--windows", type=click.IntRange(1, 10_000_000), default=SETTINGS.windows)
+@click.option(
+    "--minutes",
+    type=click.FloatRange(0.1, 1e5),
+    default=240.0,
+    show_default=True,
+    help="Minutes of processor time after which it stops, whatever it does then.",
+)
 @click.option("--hours", type=click.IntRange(1, 10_000), default=SETTINGS.train_hours)
 @click.option("--seed", type=click.IntRange(0, 10_000_000), default=SETTINGS.seed)
 @click.option(
@@ -40,16 +52,19 @@ HOURS, SETTINGS = HourSettings(), StaffingSettings()
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder of the public traces. [default: $SMOE_TRACES, else ../shared/traces if there]",
 )
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/staffing"))
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/staffing"), show_default=True,
+    help="A run that is there goes on.",
+)  # fmt: skip
 def train_staffing(
-    workload: str, world: World, relative_slo: float, mean_rps: tuple[float, float], windows: int, hours: int,
-    seed: int, traces: Path | None, out: Path,
+    workload: str, world: World, relative_slo: float, mean_rps: tuple[float, float], windows: int, minutes: float,
+    hours: int, seed: int, traces: Path | None, out: Path,
 ) -> None:  # fmt: skip
     """Learn how much capacity every expert has, and by which rule its standbys wake; keep the best actor.
 
     Everything is simulated. Hours are of the train set; the actor is chosen on validation hours at 20 and 80 requests
-    a second. Writes actor.safetensors (setting `actor` of `--policy staffing-learnt`), curve.json, settings.json and
-    learning curves (tensorboard --logdir OUT/tensorboard).
+    a second. Writes actor.safetensors (setting `actor` of `--policy staffing-learnt`), a checkpoint to go on from,
+    curve.json and learning curves (tensorboard --logdir OUT/tensorboard).
     """
     chosen = StaffingSettings(
         hours=HourSettings(workload=workload, world=world, relative_slo=relative_slo, mean_rps=mean_rps),
@@ -58,9 +73,17 @@ def train_staffing(
         seed=seed,
     )
     console = Console(stderr=True)
-    learning = train(chosen, out, traces, console.print)
-    best: dict[str, Any] = next(entry for entry in reversed(learning.curve) if entry["best"])
+    with interruptible(console) as stop:
+        limit = Limit(minutes, stop.is_set)
+        with Display(console, limit, windows):
+            learning = train(chosen, out, traces, console.print, limit)
+    spent = f"{learning.progress.windows} windows, {limit.spent_s / 60:.1f} minutes of one core"
+    best: dict[str, Any] | None = next((entry for entry in reversed(learning.curve) if entry["best"]), None)
+    if best is None:
+        raise TrainingError(
+            f"no actor yet: {spent}; the same command, with more --minutes where they ended it, goes on"
+        )
     click.echo(
-        f"{out / BEST}: after {best['windows']} windows, cost {best['cost']:.3f} of the reference, "
+        f"{out / BEST}: {spent}; best after {best['windows']} windows, cost {best['cost']:.3f} of the reference, "
         f"{100 * best['violated']:.1f} % of validation windows over λ"
     )

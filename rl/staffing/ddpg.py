@@ -9,6 +9,7 @@ are no target networks.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -78,6 +79,20 @@ class OutcomeBuffer(DictReplayBuffer):
         self.risks[self.pos] = [risk(info["p95"], self._settings) for info in infos]
         super().add(*args, **kwargs)
 
+    def held(self) -> dict[str, Tensor]:
+        """What is learnt from, by name: views [windows, environments, ...]."""
+        return {name: torch.from_numpy(rows[: self.size()]) for name, rows in self._arrays().items()}
+
+    def restore(self, held: Mapping[str, Tensor], following: int) -> None:
+        """Put back what :meth:`held` gave [windows, environments, ...]; ``following``: place of the next window.
+        Raises KeyError and ValueError for windows of other sizes."""
+        for name, rows in self._arrays().items():
+            rows[: len(held[name])] = held[name].numpy()
+        self.pos, self.full = following, len(held["risks"]) == self.buffer_size
+
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        return {**self.observations, "actions": self.actions, "costs": self.costs, "risks": self.risks}
+
     def ranges(self) -> Ranges:
         """Ranges of the features of all windows held."""
         layers, width = self.experts
@@ -105,7 +120,9 @@ class SharedNoise(ActionNoise):
     """Gaussian, partly the same for all experts, partly for those of a layer, partly each one's own; none on
     priorities. ``layers``, ``width``: of the action; the deviations are in the action's unit."""
 
-    def __init__(self, layers: int, width: int, deviations: tuple[float, float, float], seed: int) -> None:
+    def __init__(
+        self, layers: int, width: int, deviations: tuple[float, float, float], seed: int | tuple[int, ...]
+    ) -> None:
         super().__init__()
         self._shape, self._deviations, self._rng = (layers, width), deviations, np.random.default_rng(seed)
         self.share = 1.0
@@ -211,8 +228,11 @@ class StaffingDDPG(DDPG):
         expected: Tensor = 0.5 * (one.costs + other.costs).sum((1, 2)) + torch.maximum(one.risk, other.risk)
         return expected
 
-    def learn_outcomes(self, updates: int, batch_size: int) -> dict[str, float]:
-        """Updates of both critics alone; returns the mean losses of the last tenth of them.
+    def learn_outcomes(
+        self, updates: int, batch_size: int, look: Callable[[], object] = lambda: None
+    ) -> dict[str, float]:
+        """Updates of both critics alone; returns the mean losses of the last tenth of them. ``look`` is called before
+        each; what it raises ends them.
 
         Risk is learnt by its mean square error: windows over λ are few, and an error that grows by its size alone would
         have the critic learn the median, which is none at all.
@@ -221,6 +241,7 @@ class StaffingDDPG(DDPG):
         rng = np.random.default_rng((self.seed or 0, self._n_updates, 1))
         losses: list[tuple[float, float]] = []
         for _ in range(updates):
+            look()
             parts = [self._losses(critic, self.replay_buffer.drawn(batch_size, rng)) for critic in self.judges.both]
             of_cost, of_risk = (torch.stack(part).mean() for part in zip(*parts, strict=True))
             self._step(self.critic, COST * of_cost + of_risk)

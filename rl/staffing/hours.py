@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -50,14 +50,18 @@ def _kind(workload: str, world: World, relative_slo: float) -> PaperKind:
     return PaperKind(workload, workload, world=world, relative_slo=relative_slo)
 
 
-def works(settings: HourSettings, split: Split, seed: int, data: Path | None) -> Iterator[Work]:
-    """Episodes of hours that the cluster can serve, without end. Raises TrainingError where it serves none of many."""
+def works(
+    settings: HourSettings, split: Split, seed: int, data: Path | None, look: Callable[[], object] = lambda: None
+) -> Iterator[Work]:
+    """Episodes of hours that the cluster can serve, without end; ``look`` is called before each that is tried. Raises
+    TrainingError where it serves none of many."""
     refused, kind = 0, settings.kind
     clips = training_clips(
         (settings.workload,), settings.patterns, seed=seed, split=split, mean_rps=settings.mean_rps,
         seconds=settings.seconds, world=settings.world,
     )  # fmt: skip
     for clip in clips:
+        look()
         try:
             work = work_of(clip, data, kind.workload(SEEDS[clip.split] + clip.seed, clip.mean_rps))
         except EvaluationError:
@@ -93,7 +97,7 @@ def episode(settings: HourSettings, work: Work) -> Episode:
     )
 
 
-def in_turn(settings: HourSettings, hours: Sequence[Work], seed: int) -> Iterator[Episode]:
+def in_turn(settings: HourSettings, hours: Sequence[Work], seed: int | tuple[int, ...]) -> Iterator[Episode]:
     """Episodes of ``hours`` without end, in a new order each time round."""
     rng = np.random.default_rng(seed)
     while True:

@@ -9,7 +9,7 @@ single window of a single hour would be a label of chance.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,8 +69,10 @@ def fill(
     hours: Sequence[Work],
     runs: int,
     seed: int,
+    look: Callable[[], object] = lambda: None,
 ) -> None:
-    """Simulate every hour ``runs`` times into the model's replay, under rules that change at random."""
+    """Simulate every hour ``runs`` times into the model's replay, under rules that change at random. ``look``, here
+    and below, is called again and again; what it raises ends the work."""
     buffer = model.replay_buffer
     assert isinstance(buffer, OutcomeBuffer)
     rng = np.random.default_rng((seed, 7))
@@ -82,6 +84,7 @@ def fill(
         rows = [env.reset()[0] for env in envs]
         done = False
         while not done:
+            look()
             steps = []
             for env, rule in zip(envs, rules, strict=True):
                 action = _spread(action_of(next(rule)), env.mask.size, rng)
@@ -92,7 +95,7 @@ def fill(
             rows = following
 
 
-def labels(model: StaffingDDPG) -> Actions:
+def labels(model: StaffingDDPG, look: Callable[[], object] = lambda: None) -> Actions:
     """[windows in the replay · environments, 8]: of each state, the rule that the critic expects to cost least."""
     buffer = model.replay_buffer
     assert isinstance(buffer, OutcomeBuffer)
@@ -100,6 +103,7 @@ def labels(model: StaffingDDPG) -> Actions:
     best = []
     with torch.inference_mode():
         for begin in range(0, buffer.size(), JUDGED_AT_ONCE):
+            look()
             rows = {
                 name: torch.from_numpy(values[begin : min(begin + JUDGED_AT_ONCE, buffer.size())]).flatten(0, 1)
                 for name, values in buffer.observations.items()
@@ -111,7 +115,9 @@ def labels(model: StaffingDDPG) -> Actions:
     return np.asarray(actions[torch.cat(best)].clamp(-MOST, MOST).numpy())
 
 
-def clone(model: StaffingDDPG, wanted: Actions, updates: int, batch_size: int) -> float:
+def clone(
+    model: StaffingDDPG, wanted: Actions, updates: int, batch_size: int, look: Callable[[], object] = lambda: None
+) -> float:
     """Draw the actor to ``wanted``, the labels; returns the mean squared distance of the last tenth of the updates."""
     buffer, actor = model.replay_buffer, model.actor
     assert isinstance(buffer, OutcomeBuffer) and isinstance(actor, ActorOfPolicy)
@@ -119,6 +125,7 @@ def clone(model: StaffingDDPG, wanted: Actions, updates: int, batch_size: int) -
     optimizer = torch.optim.AdamW(actor.network.parameters(), lr=1e-3)
     losses = []
     for _ in range(updates):
+        look()
         places = rng.integers(0, len(wanted), batch_size)
         rows, envs = np.divmod(places, buffer.n_envs)
         observed = {name: torch.from_numpy(values[rows, envs]) for name, values in buffer.observations.items()}

@@ -1,4 +1,4 @@
-"""What ``smoe lab train`` shows while it learns, and how it is stopped."""
+"""What ``smoe lab train`` and ``train-staffing`` show while they learn, and how they are stopped."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def interruptible(console: Console) -> Iterator[threading.Event]:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
-        console.print("stopping, a round at its end, and storing what was learnt; Ctrl-C again ends at once")
+        console.print("stopping soon, and storing what was learnt; Ctrl-C again ends at once")
 
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
