@@ -28,7 +28,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.noise import NormalActionNoise
 
 from autoscaler.contract import Configuration, ConfigurationSpace
-from benchmarks.agent import variety
+from benchmarks.agent.replayed import variety
 from benchmarks.harness.options import AT_LEAST_1, FOLDER, benchmark, listed
 from benchmarks.harness.report import picture, print_result, print_table
 from evaluation.regimes.judged import Work
