@@ -162,7 +162,7 @@ class SimulatedMetrics:
             return node
         configuration = self._simulation.configuration(node.function)
         busy_s = float(sum(window.meter[place, kernel.BUSY_S] for window in windows))
-        gpu = self._gpu_use(windows, place, configuration, node, busy_s) if configuration.gpu_share else {}
+        gpu = self._gpu_use(windows, place, configuration, node) if configuration.gpu_share else {}
         activated_s = float(sum(window.activated_s[place] for window in windows)) if configuration.burst else None
         return node._replace(configuration=configuration, busy_replica_s=busy_s, activated_s=activated_s, **gpu)
 
@@ -172,14 +172,12 @@ class SimulatedMetrics:
         place: int,
         configuration: Configuration,
         node: NodeObservation,
-        busy_s: float,
     ) -> dict[str, Any]:
-        """Utilisations of a function with a GPU share, which no metric of the gateway reports."""
-        ready, ready_s = node.ready_replicas or 0, float(sum(window.ready_s[place] for window in windows))
+        """Utilisations of a function with a GPU share; that of the share itself nothing measures live either."""
+        ready = node.ready_replicas or 0
         memory = self._memory_bytes(place, ready, windows[-1])
         slots = ready * configuration.concurrency
         return {
-            "gpu_utilisation": busy_s * self._simulation.fleet.used(place) / ready_s if ready_s > 0 else None,
             "memory_utilisation": memory / (ready * configuration.memory_mb * MIB) if ready else None,
             "concurrency_utilisation": node.in_flight / slots if slots and node.in_flight is not None else None,
         }
