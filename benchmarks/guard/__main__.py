@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from benchmarks.guard.verdict import by_kind, guard_of, summed_up, worst
 from benchmarks.harness.options import AT_LEAST_1, benchmark
 from benchmarks.harness.report import print_result, print_table, progress
 from evaluation.processes import run_tasks
+from evaluation.provenance import code_sha256
 
 Row = dict[str, Any]
 
@@ -40,15 +42,16 @@ def stored_rows(out: Path | None) -> list[Row]:
 
 
 def all_rows(seeds: Sequence[int], settings: RunSettings, workers: int, out: Path | None) -> list[Row]:
-    """Those that ``out`` has, and the others, which are added to it as they are done."""
-    rows = {row["seed"]: row for row in stored_rows(out) if row["seed"] in seeds}
+    """Those that ``out`` has of the same settings and code, and the others, which are added to it as they are done."""
+    made_of = {**asdict(settings), "code_sha256": code_sha256("benchmarks.guard.runs")}
+    rows = {row["seed"]: row for row in stored_rows(out) if row["seed"] in seeds and row.get("made_of") == made_of}
     missing = [seed for seed in seeds if seed not in rows]
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
     with nullcontext() if out is None else out.open("a") as file, progress(len(seeds), "worlds") as show:
 
         def take(seed: int, run: Callable[[], Row]) -> None:
-            rows[seed] = run()
+            rows[seed] = {**run(), "made_of": made_of}
             if file is not None:
                 print(json.dumps(rows[seed]), file=file, flush=True)
             show(f"{len(rows)} of {len(seeds)} worlds", len(rows))
@@ -92,7 +95,11 @@ def show_single(seed: int, settings: RunSettings) -> None:
 @click.option("--window", "window_s", type=click.FloatRange(1, 60), default=10.0, help="Seconds between decisions.")
 @click.option("--workers", type=AT_LEAST_1, default=1, help="Processes.")
 @click.option("--every", type=AT_LEAST_1, default=4, help="Worlds from one to the next with HPA's other seed.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="JSON lines; rows that are there stay.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="JSON lines; rows of these settings and this code stay.",
+)
 def main(
     policy: str, fallback: int | None, worlds: int, seed: int, world: int | None, minutes: float, window_s: float,
     workers: int, every: int, out: Path | None,
