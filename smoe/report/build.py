@@ -11,7 +11,7 @@ from typing import Any
 
 from smoe.errors import SmoeError
 from smoe.report import figures
-from smoe.report.log import read_log
+from smoe.report.log import prices_of, read_log
 from smoe.report.measures import compute
 from smoe.report.model import Run
 from smoe.report.page import page
@@ -90,4 +90,4 @@ def summary_of(log_dir: Path, requests_csv: Path, slo_s: float, since_s: float) 
 
 def _run(log_dir: Path, requests_csv: Path | None, since_s: float) -> Run:
     requests = () if requests_csv is None else tuple(read_records(requests_csv))
-    return Run(*read_log(log_dir, since_s), requests)
+    return Run(*read_log(log_dir, since_s), requests, prices_of(log_dir).currency)

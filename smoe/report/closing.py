@@ -43,7 +43,7 @@ def verdict(numbers: Mapping[str, Any], slo_s: float) -> str:
     if baseline is not None and baseline["p95_s"] is not None:
         over = baseline["p95_s"] > slo_s
         cost = baseline["provisioned_per_hour"]
-        paid = "" if cost is None else f", at {money(cost, 'USD')} an hour"
+        paid = "" if cost is None else f", at {money(cost, numbers['currency'])} an hour"
         parts.append(
             f"As deployed, without scaling, the same prompts had a P95 of {duration(baseline['p95_s'])}{paid}: "
         )
@@ -55,8 +55,8 @@ def _at_cost(numbers: Mapping[str, Any]) -> str:
     cost, steady = (numbers[name]["provisioned_per_hour"] for name in ("cost", "steady_cost"))
     if cost is None:
         return ""
-    after = "" if steady is None else f" ({money(steady, 'USD')} after the first minute)"
-    return f", at {money(cost, 'USD')} an hour{after}"
+    after = "" if steady is None else f" ({money(steady, numbers['currency'])} after the first minute)"
+    return f", at {money(cost, numbers['currency'])} an hour{after}"
 
 
 def _answers(numbers: Mapping[str, Any]) -> str:
@@ -97,7 +97,7 @@ def _controller(numbers: Mapping[str, Any]) -> str:
     scale = "" if least is None else f"; {most} replicas" if least == most else f"; {least} to {most} replicas"
     paid = "cost not measured"
     if cost["provisioned_per_hour"] is not None:
-        paid = f"{money(cost['provisioned_per_hour'], 'USD')} an hour provisioned"
+        paid = f"{money(cost['provisioned_per_hour'], numbers['currency'])} an hour provisioned"
         if cost["busy_per_hour"] is not None:
-            paid += f", {money(cost['busy_per_hour'], 'USD')} of it busy"
+            paid += f", {money(cost['busy_per_hour'], numbers['currency'])} of it busy"
     return f"controller  {did}{scale}; {paid}"

@@ -129,7 +129,7 @@ def _cost_panel(axes: Axes, run: Run, start: float, unit: float, window_s: float
         _legend(axes)
     else:
         _empty(axes, "no cost in the log")
-    axes.set_ylabel("cost ($ per hour)")
+    axes.set_ylabel(f"cost ({'$' if run.currency == 'USD' else run.currency} per hour)")
     axes.set_ylim(bottom=0)
 
 

@@ -14,8 +14,11 @@ from typing import Any
 import pyarrow as pa
 
 from autoscaler.changes import describe_change
+from autoscaler.checked import from_table
 from autoscaler.contract import Configuration
-from autoscaler.logger import configuration_of, read
+from autoscaler.errors import LogError as UnreadableLogError
+from autoscaler.errors import SettingsError
+from autoscaler.logger import configuration_of, read, read_contexts
 from autoscaler.prices import PriceSheet, load_prices
 from smoe.errors import SmoeError
 from smoe.report.model import Action, ActionKind, NodeWindow, PipelineWindow
@@ -79,7 +82,7 @@ def read_log(log_dir: Path, since_s: float = 0.0) -> Rows:
         )
         for row in _rows(log_dir, "windows", since_s)
     )
-    prices = load_prices()
+    prices = prices_of(log_dir)
     actions = tuple(
         _action(row, present, target, prices)
         for row in _rows(log_dir, "decisions", since_s)
@@ -89,6 +92,15 @@ def read_log(log_dir: Path, since_s: float = 0.0) -> Rows:
         and not restates(present, target)
     )
     return windows, nodes, actions
+
+
+def prices_of(log_dir: Path) -> PriceSheet:
+    """Those of the log's last run, else the default ones. Raises LogError."""
+    try:
+        sheets = [context["prices"] for context in read_contexts(log_dir) if context.get("prices")]
+        return from_table(PriceSheet, sheets[-1]) if sheets else load_prices()
+    except (UnreadableLogError, SettingsError) as error:
+        raise LogError(f"{log_dir}: the prices of its run cannot be read ({error})") from error
 
 
 def _action(row: dict[str, Any], present: Configuration, target: Configuration, prices: PriceSheet) -> Action:

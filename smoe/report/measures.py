@@ -98,7 +98,8 @@ def compute(run: Run, slo_s: float, meta: Mapping[str, Any]) -> dict[str, Any]:
         "replicas": _replicas(run.nodes),
         "experts": expert_shares(run.nodes),
         "actions": _actions(run),
-        "explained": explained(run.actions, run.start_s),
+        "explained": explained(run.actions, run.start_s, run.currency),
+        "currency": run.currency,
         "meta": dict(meta),
     }
 

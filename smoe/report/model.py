@@ -49,7 +49,7 @@ class Action:
     reason: str
     applied: bool
     more_per_hour: float = 0.0
-    """What it costs more an hour by the default prices, in USD; less where negative."""
+    """What it costs more an hour by the run's price sheet; less where negative."""
     node: str = ""
     """The function's node, or its nodes joined by ``_``."""
 
@@ -62,6 +62,7 @@ class Run:
     nodes: tuple[NodeWindow, ...]
     actions: tuple[Action, ...]
     requests: tuple[RequestRecord, ...]
+    currency: str = "USD"
 
     @property
     def start_s(self) -> float:

@@ -164,8 +164,15 @@ def _tiles(numbers: Mapping[str, Any], slo_s: float) -> list[dict[str, str]]:
             f"{requests['failed']} failed of {requests['planned']} planned",
             requests["failed"] == 0 if requests["requests"] else None,
         ),
-        _tile("cost provisioned", _money(cost["provisioned_per_hour"]), _total(cost["provisioned_total"]), None),
-        _tile("cost busy", _money(cost["busy_per_hour"]), _total(cost["busy_total"]), None),
+        *(
+            _tile(
+                f"cost {meter}",
+                _money(cost[f"{meter}_per_hour"], numbers["currency"]),
+                _total(cost[f"{meter}_total"], numbers["currency"]),
+                None,
+            )
+            for meter in ("provisioned", "busy")
+        ),
         _tile("changes", str(numbers["actions"]["count"]), f"{numbers['actions']['applied']} applied", None),
     ]
 
@@ -174,9 +181,9 @@ def _tile(name: str, value: str, note: str, good: bool | None) -> dict[str, str]
     return {"name": name, "value": value, "note": note, "mood": "" if good is None else "good" if good else "bad"}
 
 
-def _money(value: float | None) -> str:
-    return "no data" if value is None else f"{money(value, 'USD')}/h"
+def _money(value: float | None, currency: str) -> str:
+    return "no data" if value is None else f"{money(value, currency)}/h"
 
 
-def _total(value: float | None) -> str:
-    return "not measured" if value is None else f"{money(value, 'USD')} in all"
+def _total(value: float | None, currency: str) -> str:
+    return "not measured" if value is None else f"{money(value, currency)} in all"

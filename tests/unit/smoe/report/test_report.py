@@ -6,6 +6,7 @@ import base64
 import html as html_text
 import json
 import re
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -133,7 +134,7 @@ def test_the_three_dearest_decisions_are_explained_one_a_function_in_order_of_ti
         action("a", 1.0, at_s=9.0), action("a", 3.0, at_s=8.0), action("b", -2.0, at_s=7.0), action("c", 0.5),
         action("d", 0.1), action("e", 9.0, applied=False),
     ]  # fmt: skip
-    sentences = explained(actions, start_s=1.0)
+    sentences = explained(actions, 1.0, "USD")
     assert [sentence.split(",")[0] for sentence in sentences] == ["0 s: c", "6 s: b", "7 s: a"]
     assert "$3.00 an hour more than leaving it as it was. Reason: busy." in sentences[2]
     assert "$2.00 an hour less" in sentences[1]
@@ -141,7 +142,7 @@ def test_the_three_dearest_decisions_are_explained_one_a_function_in_order_of_ti
 
 def test_decisions_of_a_policy_that_compared_come_first() -> None:
     actions = [action(name, 5.0) for name in "abc"] + [action("d", 0.1, "few; the second best, 3 × 1 cores, would …")]
-    assert any(sentence.startswith("0 s: d") for sentence in explained(actions, 1.0))
+    assert any(sentence.startswith("0 s: d") for sentence in explained(actions, 1.0, "USD"))
 
 
 def test_rows_before_the_run_are_left_out(log_dir: Path) -> None:
@@ -310,6 +311,17 @@ def test_the_cost_after_the_first_minute_is_that_of_later_windows_alone() -> Non
     numbers = compute(Run(windows, (), (), ()), 0.15, {})
     assert numbers["cost"]["provisioned_per_hour"] == pytest.approx(10.0 / 120 * 3600)
     assert numbers["steady_cost"]["provisioned_per_hour"] == pytest.approx(2.0 / 60 * 3600)
+
+
+def test_amounts_are_in_the_currency_and_by_the_prices_that_the_run_was_made_with(tmp_path: Path) -> None:
+    sheet = replace(load_prices(), currency="EUR", cpu_core_s=0.001, memory_gib_s=0.0)
+    with FunctionLogger(tmp_path / "log", {"prices": asdict(sheet)}, slo_s=0.15) as logger:
+        for report in TICKS:
+            logger.add(report)
+    paths = build(tmp_path / "out", tmp_path / "log", None, 0.15, {})
+    assert "which costs EUR 3.60 an hour more" in paths.numbers["explained"][0]  # a replica more, of one core
+    assert "EUR 2.88 an hour provisioned" in closing(paths.numbers, 0.15)[3]
+    assert "<b>EUR 2.88/h</b>" in paths.html.read_text() and "$" not in paths.html.read_text().split("<img")[0]
 
 
 def test_the_closing_lines_of_a_run_without_answers_invent_nothing() -> None:
