@@ -25,11 +25,12 @@ from threading import Lock
 import torch
 from torch import Tensor
 
+from moe import kv_bytes
 from moe.errors import CacheFullError, CacheMissError
 from moe.families.attention import attend, attend_causally
 from moe.families.packing import HOST, Packing
 
-PAGE_TOKENS = 16
+PAGE_TOKENS = kv_bytes.PAGE_TOKENS
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -135,11 +136,12 @@ class NodeProgram:
         no decoder's segment."""
         if not self.rules.caches:
             raise ProgramInputError(f"{self.id} is no segment of a decoder: it has no keys and values to keep.")
-        self.cache = PageCache(self._kv_shapes(), limit_bytes, self.device)
+        self.cache = PageCache(self.kv_shapes, limit_bytes, self.device)
         return self.cache
 
-    def _kv_shapes(self) -> list[KvShape]:
-        """What each attention keeps for a token, seen by running the program on one."""
+    @cached_property
+    def kv_shapes(self) -> list[KvShape]:
+        """What each attention of a decoder's segment keeps for a token, seen by running the program on one."""
         assert isinstance(self._function, Segment)
         call: Tensors = {"lengths": torch.ones(1, dtype=torch.int64)}
         for name, width in self.rules.widths.items():

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from moe.grouping import group
+from moe.kv_bytes import kv_bytes
 from moe.manifest import Manifest, Node
 from platform_words.labels import (
     CONTEXT,
@@ -41,6 +42,9 @@ from smoe import __version__
 
 GPU_PROFILE = "smoe-gpu"
 IMAGE = f"smoe/function:{__version__}"
+KV_TOKENS = (8192, 32_768)
+"""Fewest and most tokens whose keys and values an instance keeps by default: short contexts leave room for several
+texts, and long ones, of which few texts make use, reserve no memory for one that does."""
 REQUEST_MILLICORES = 25
 """Below every limit (0.05 of a core at least), so that no live change meets Kubernetes' rule that a pod keeps its class
 of service."""
@@ -82,8 +86,11 @@ class DeploymentSettings:
     """P of Eq. (2): most tokens in flight at once in one replica, which takes no more (``smoe_max_tokens``)."""
     memory_share: float = SHARE
     """alpha of Eq. (2): the part of the limit that may be used."""
-    kv_mib: int = 64
-    """Memory for keys and values in each worker with segments of a decoder."""
+    kv_tokens: int | None = None
+    """Tokens whose keys and values an instance keeps, of all texts together; None: the context's, within
+    ``KV_TOKENS``."""
+    kv_mib: int | None = None
+    """Memory for them in each worker with segments of a decoder, in place of ``kv_tokens``."""
     instances: int = 1
     """Replicas of every function that serves segments of a decoder: each is part of an instance."""
     schedule: str = "colocated"
@@ -119,19 +126,31 @@ def function_deployments(manifest: Manifest, settings: DeploymentSettings | None
     ]
 
 
-def memory_limit_mib(nodes: Sequence[Node], settings: DeploymentSettings) -> int:
-    """Smallest memory step ``128 + 64 n`` MiB that satisfies Eq. (2) for a worker of ``nodes``."""
+def _kv_mib(manifest: Manifest, nodes: Sequence[Node], settings: DeploymentSettings) -> int:
+    """MiB of keys and values in a worker of ``nodes``: of as many tokens in each of its segments."""
+    if settings.kv_mib is not None:
+        return settings.kv_mib
+    fewest, most = KV_TOKENS
+    tokens = settings.kv_tokens or min(most, max(fewest, manifest.architecture["max_positions"]))
+    kept_bytes = sum(kv_bytes(manifest, node, tokens) for node in nodes if node.kind == "segment")
+    return max(1, math.ceil(kept_bytes / MIB))
+
+
+def memory_limit_mib(nodes: Sequence[Node], settings: DeploymentSettings, kept_mib: int = 0) -> int:
+    """Smallest memory step ``128 + 64 n`` MiB that satisfies Eq. (2) for a worker of ``nodes``, and holds ``kept_mib``
+    of keys and values as well."""
     runtime_mib = settings.runtime.of(frozenset(node.kind for node in nodes))
     if settings.gpu_tenths:
         runtime_mib = settings.gpu_runtime_mib
     weights_bytes = sum(node.parameter_bytes for node in nodes)
     bytes_per_token = max(node.bytes_in_per_token + node.bytes_out_per_token for node in nodes)
-    return _step_mib(runtime_mib + weights_bytes / MIB + 2 * bytes_per_token * settings.peak_tokens / MIB, settings)
+    used_mib = runtime_mib + weights_bytes / MIB + 2 * bytes_per_token * settings.peak_tokens / MIB
+    return _step_mib(used_mib, settings, kept_mib)
 
 
-def _step_mib(used_mib: float, settings: DeploymentSettings) -> int:
-    """The smallest step of which ``memory_share`` holds ``used_mib``."""
-    above = used_mib / settings.memory_share - LIMIT_MIN_MB
+def _step_mib(used_mib: float, settings: DeploymentSettings, kept_mib: int = 0) -> int:
+    """The smallest step of which, without ``kept_mib``, ``memory_share`` holds ``used_mib``."""
+    above = used_mib / settings.memory_share + kept_mib - LIMIT_MIN_MB
     return LIMIT_MIN_MB + LIMIT_STEP_MB * max(0, math.ceil(above / LIMIT_STEP_MB))
 
 
@@ -250,15 +269,14 @@ def _schedule(settings: DeploymentSettings) -> dict[str, str]:
 def _worker(manifest: Manifest, name: str, nodes: list[Node], settings: DeploymentSettings) -> dict[str, Any]:
     only_experts = all(node.kind == "expert" for node in nodes)
     concurrency = settings.expert_concurrency if only_experts else settings.segment_concurrency
-    memory_mib = memory_limit_mib(nodes, settings)
     keeps = manifest.task == "causal-lm" and any(node.kind == "segment" for node in nodes)
-    if keeps:
-        memory_mib += settings.kv_mib
+    kept_mib = _kv_mib(manifest, nodes, settings) if keeps else 0
+    memory_mib = memory_limit_mib(nodes, settings, kept_mib)
     cores = settings.cpu_cores if only_experts else settings.segment_cpu_cores or settings.cpu_cores
     ids = [node.id for node in nodes]
     deployment = _base(manifest, name, ",".join(ids), concurrency, cores, memory_mib, settings)
     if keeps:
-        deployment["envVars"]["smoe_kv_mb"] = str(settings.kv_mib)
+        deployment["envVars"]["smoe_kv_mb"] = str(kept_mib)
         deployment["labels"] |= {
             SCALE_MIN: str(max(settings.min_replicas, settings.instances)),
             SCALE_MAX: str(max(settings.max_replicas, settings.instances)),

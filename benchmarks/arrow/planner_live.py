@@ -138,7 +138,7 @@ class Bench:
     def room(self) -> int:
         """Texts at once in an instance, whose segments share the bound."""
         caches = [self.model.programs[segment.id].cache for segment in self.model.manifest.segments]
-        pages = min((self.kv_mib << 20) // len(caches) // (one.bytes_per_token * PAGE_TOKENS) for one in caches if one)
+        pages = (self.kv_mib << 20) // (sum(one.bytes_per_token for one in caches if one) * PAGE_TOKENS)
         return pages // -(-(PROMPT + ANSWER) // PAGE_TOKENS)
 
     def run(self, name: str, scenario: Scenario, seed: int, checked: int) -> dict[str, Any]:

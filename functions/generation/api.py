@@ -71,7 +71,8 @@ class OpenAiApi:
     async def _route(self, sent: Request, answer: Answer) -> tuple[int, int]:
         path, name = sent.path.rstrip("/"), self._manifest.name
         if sent.method == "GET" and path in ("/v1/models", f"/v1/models/{name}"):
-            model = answers.model_document(name, self._created, None if self._generator is None else self._longest)
+            context = None if self._generator is None else await self._context(self._generator)
+            model = answers.model_document(name, self._created, context)
             answer(Reply(200, (orjson.dumps({"object": "list", "data": [model]} if path == "/v1/models" else model),)))
             return 200, 0
         if sent.method != "POST" or path not in _POSTS:
@@ -86,6 +87,10 @@ class OpenAiApi:
         chat = path == _DECODERS[1]
         asked = request.chat(document, self._longest) if chat else request.completion(document)
         return await self._texts(asked, sent, answer, self._generator, chat=chat)
+
+    async def _context(self, generator: Generator) -> int:
+        """The longest text that is taken: the model's context, where the segments keep as many tokens."""
+        return min(self._longest, await generator.longest() or self._longest)
 
     async def _embeddings(self, document: request.Document, sent: Request, answer: Answer) -> tuple[int, int]:
         given, as_base64 = request.embedding(document)

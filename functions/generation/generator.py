@@ -89,6 +89,12 @@ class Generator:
         self.waiting.texts.append(text)
         self._place()
 
+    async def longest(self) -> int | None:
+        """Tokens that a text may have with its prompt, by the pages of the instances; None where none is there yet."""
+        if not self.runs:
+            await asyncio.wait([self._look_after()], timeout=REST_S)
+        return min((run.room for run in self.runs), default=None)
+
     def cancel(self, text: Text) -> None:
         """Nobody reads this text any more: it leaves before the next iteration."""
         text.cancelled = True
@@ -149,9 +155,10 @@ class Generator:
         if self.queued:
             self._look_after()
 
-    def _look_after(self) -> None:
+    def _look_after(self) -> asyncio.Task[None]:
         if self._looking is None or self._looking.done():
             self._looking = self._start(self._look())
+        return self._looking
 
     async def _look(self) -> None:
         """Make instances; while texts wait, give up those whose time is spent and bring back those that are read."""

@@ -109,6 +109,11 @@ class InstanceRun:
         return sum(map(self._pages_of, held))
 
     @property
+    def room(self) -> int:
+        """Tokens of all its texts together."""
+        return self.instance.pages * self.instance.page_tokens
+
+    @property
     def queued(self) -> list[Text]:
         """Texts that wait for this instance."""
         return [*self.queue, *self.migrations.texts]
@@ -185,12 +190,12 @@ class InstanceRun:
 
     def refusal(self, text: Text) -> CallError | None:
         """Why a text can never run here; None where it can."""
-        limit = self.instance.pages * self.instance.page_tokens
+        limit = self.room
         wanted = text.last if text.bounded else len(text.tokens) + 1
         if wanted <= limit:
             return None
         return BadInputError(
-            f"the prompt and max_tokens are {wanted} tokens together; the segments keep at most {limit} (smoe_kv_mb)"
+            f"the prompt and max_tokens are {wanted} tokens together; the segments keep at most {limit} (--kv-tokens)"
         )
 
     def fits(self, text: Text) -> bool:
@@ -200,7 +205,7 @@ class InstanceRun:
 
     def admit(self, text: Text) -> None:
         """Run a text that fits from the next iteration on."""
-        text.longest = min(text.longest, self.instance.pages * self.instance.page_tokens)
+        text.longest = min(text.longest, self.room)
         self._share(text)
         self._measures.admitted(text)
         self.texts.append(text)
@@ -262,7 +267,7 @@ class InstanceRun:
 
     def _arrived(self, text: Text) -> None:
         """Another instance's text is here."""
-        text.longest = min(text.longest, self.instance.pages * self.instance.page_tokens)
+        text.longest = min(text.longest, self.room)
         self.texts.append(text)
         self.migrations.begin(self.fits)
         self._wake.set()

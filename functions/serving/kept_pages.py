@@ -29,7 +29,7 @@ LEFT_S = 3.0
 
 
 class KeptPages:
-    """The caches of a worker's segments; they share one bound."""
+    """The caches of a worker's segments; they share one bound, each with as many pages."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class KeptPages:
         """``limit_bytes`` 0: nothing is kept here. ``key``: the workers', empty without one; ``silence_s``: as of the
         ingress's calls."""
         self._programs = {node_id: program for node_id, program in programs.items() if program.rules.caches}
-        self._limit_bytes = limit_bytes // max(1, len(self._programs))
+        self._limit_bytes = limit_bytes
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
         self._transfer = PageTransfer(self._kept, loop, key, silence_s)
@@ -55,7 +55,9 @@ class KeptPages:
             raise ProgramInputError(f"{program.id}: this worker keeps no keys and values (smoe_kv_mb is 0, or a GPU).")
         if self._timer is None:
             self._timer = self._loop.call_later(IDLE_S / 4, self._free_unused)
-        return program.open_cache(self._limit_bytes)
+        page_bytes = {name: PAGE_TOKENS * _bytes_per_token(one) for name, one in self._programs.items()}
+        pages = self._limit_bytes // max(1, sum(page_bytes.values()))
+        return program.open_cache(pages * page_bytes.get(program.id, 0))
 
     def submit(self, request: Request, answer: Callable[[Reply], None]) -> None:
         """Everything under ``/kv``."""
@@ -133,3 +135,7 @@ class KeptPages:
         self._timer = self._loop.call_later(IDLE_S / 4, self._free_unused)
         for _, cache in self._open():
             cache.free_unused(IDLE_S)
+
+
+def _bytes_per_token(program: NodeProgram) -> int:
+    return sum(shape.bytes_per_token for shape in program.kv_shapes)

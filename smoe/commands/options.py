@@ -120,6 +120,12 @@ _LIMITS = [
         help="Tokens at once in one replica: memory is sized for them, further calls are refused (429).",
     ),
     click.option(
+        "--kv-tokens",
+        type=click.IntRange(min=16),
+        help="Decoders: tokens of all texts together whose keys and values an instance keeps; memory is sized for "
+        "them, longer texts are refused. [default: the context, at least 8192 and at most 32768]",
+    ),
+    click.option(
         "--weights-from",
         metavar="ADDRESS",
         callback=lambda _context, _option, address: address and address.rstrip("/"),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 
+import orjson
 import pytest
 
 from functions.dispatch.dispatcher import Dispatcher
 from functions.dispatch.replicas import FunctionReplicas
 from functions.generation import generator as module
+from functions.generation.api import OpenAiApi
 from functions.generation.draining import Drain
 from functions.generation.generator import Generator
 from functions.generation.run import InstanceRun
@@ -18,11 +21,13 @@ from functions.ingress.passes import PipelinePass
 from functions.ingress.scatter import Scatter
 from functions.serving.instruments import IngressInstruments
 from functions.wire.errors import NoReplicaError, OverloadedError
+from functions.wire.messages import Reply, Request
+from moe.cache import PAGE_TOKENS
 from moe.grouping import group
 from moe.manifest import load
 from moe.reference import WholeModel
 from tests.unit.functions.conftest import turns
-from tests.unit.functions.decoder_bench import Bench, Collected, InProcess
+from tests.unit.functions.decoder_bench import POSITIONS, Bench, Collected, InProcess
 from tests.unit.functions.test_migration import Pair
 
 
@@ -138,6 +143,23 @@ async def test_texts_whose_clients_left_leave_the_queue_of_an_instance_that_is_b
     go_on.set()
     assert isinstance(head.sink, Collected)
     await bench.over(*sinks, head.sink)
+    generator.close()
+    await bench.end()
+
+
+async def test_the_context_is_stated_as_far_as_pages_reach(model: WholeModel) -> None:
+    generator, loop = generator_of(model.directory), asyncio.get_running_loop()
+    api = OpenAiApi(model.manifest, SimpleNamespace(tokenizer=None), None, generator, None, loop)  # type: ignore[arg-type]
+
+    async def stated() -> int:
+        answers: list[Reply] = []
+        await api.serve(Request("GET", "/v1/models", {}, bytearray(), loop.time()), answers.append)
+        return orjson.loads(answers[0].chunks[0])["data"][0]["max_model_len"]  # type: ignore[no-any-return]
+
+    assert await stated() == POSITIONS  # there is no instance yet
+    bench = Bench(InProcess(model, 20))
+    generator.runs.append(bench.run)
+    assert await stated() == 20 * PAGE_TOKENS
     generator.close()
     await bench.end()
 

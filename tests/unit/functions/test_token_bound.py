@@ -46,7 +46,8 @@ def test_at_the_limit_of_its_deployment_a_function_takes_what_that_was_sized_for
     for deployment in function_deployments(manifest, DeploymentSettings(runtime=runtime, peak_tokens=peak)):
         limit = [int(deployment["limits"]["memory"].removesuffix("Mi")) * MIB]
         nodes = tuple(deployment["envVars"]["smoe_nodes"].split(","))
-        settings, bounds = FunctionSettings(pipeline_of(family), nodes, max_tokens=peak), ServerSettings()
+        kept_mib, bounds = int(deployment["envVars"].get("smoe_kv_mb", 0)), ServerSettings()
+        settings = FunctionSettings(pipeline_of(family), nodes, max_tokens=peak, kv_mb=kept_mib)
 
         def taken(limit: int, settings: FunctionSettings = settings, bounds: ServerSettings = bounds) -> int:
             return applications.token_bound(manifest, settings, bounds, runtime, lambda: limit).most

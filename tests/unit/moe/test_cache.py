@@ -11,6 +11,7 @@ from torch import Tensor
 
 from moe.cache import PAGE_TOKENS, KvShape, PageCache
 from moe.errors import CacheFullError, CacheMissError, ProgramInputError
+from moe.kv_bytes import kv_bytes
 from moe.reference import WholeModel, pack
 from moe.split import split
 from tests.unit.moe import tiny
@@ -65,6 +66,13 @@ def close(ours: Tensor, theirs: Tensor) -> None:
 @pytest.fixture(scope="module", params=DECODERS)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> WholeModel:
     return model_of(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def test_the_manifest_alone_states_what_segments_keep(model: WholeModel) -> None:
+    for segment in model.manifest.segments:
+        cache = model.programs[segment.id].cache
+        assert cache is not None
+        assert kv_bytes(model.manifest, segment, 2 * PAGE_TOKENS - 1) == 2 * PAGE_TOKENS * cache.bytes_per_token
 
 
 def test_greedy_steps_equal_recomputation_with_neighbours_and_chunks(

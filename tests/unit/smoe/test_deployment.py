@@ -92,6 +92,7 @@ def test_memory_limit_is_the_smallest_space_point_that_satisfies_eq_2(manifest: 
     settings = DeploymentSettings(runtime=FORKED, peak_tokens=1024, memory_share=0.5)
     # (64 + 10 + 2 · 1024 · 1024 / MiB) / 0.5 = 152 MiB: above 128, so 192.
     assert memory_limit_mib([node], settings) == 192
+    assert [memory_limit_mib([node], settings, kept_mib) for kept_mib in (40, 41)] == [192, 256]
 
 
 @pytest.mark.parametrize("tokens", [1, 1000, 100_000])
@@ -112,6 +113,19 @@ def test_tokens_at_once_and_with_them_the_memory_are_an_option_of_all_that_deplo
         few, many = (function_deployments(manifest, DeploymentSettings(peak_tokens=one)) for one in (8192, asked))
         for one, other in zip(few, many, strict=True):
             assert int(one["limits"]["memory"][:-2]) < int(other["limits"]["memory"][:-2])
+
+
+def test_keys_and_values_are_sized_in_tokens_within_bounds_unless_asked_for(manifest: Manifest) -> None:
+    def kept_mib(context: int, *arguments: str) -> int:
+        asked = deploy.make_context("deploy", ["x", *arguments]).params["kv_tokens"]
+        decoder = replace(manifest, task="causal-lm", architecture={**manifest.architecture, "max_positions": context})
+        segment = function_deployments(decoder, DeploymentSettings(kv_tokens=asked))[1]
+        return int(segment["envVars"]["smoe_kv_mb"])
+
+    token_bytes = 2 * 384 * 4
+    for context, tokens in ((512, 8192), (10_000, 10_000), (131_072, 32_768)):
+        assert kept_mib(context) == -(-token_bytes * tokens // 2**20)
+    assert kept_mib(512, "--kv-tokens", "100000") == -(-token_bytes * 100_000 // 2**20)
 
 
 def test_a_replica_that_shares_no_libraries_gets_memory_for_its_own(manifest: Manifest) -> None:

@@ -1,0 +1,40 @@
+"""What workers keep of keys and values is what their deployment is sized for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from functions.serving.kept_pages import KeptPages
+from moe.cache import PAGE_TOKENS
+from moe.manifest import load
+from platform_words.memory import MIB
+from smoe.deployment import KV_TOKENS, DeploymentSettings, function_deployments
+from tests.unit.functions.test_node_host import programs
+
+
+@pytest.mark.parametrize("functions", [0, 4])
+@pytest.mark.parametrize("asked", [None, 16_000])
+async def test_all_segments_keep_the_tokens_asked_for_whoever_serves_them(
+    pipeline_of: Callable[[str], Path], functions: int, asked: int | None
+) -> None:
+    """Two, two and one attention: in one worker, none of them may take the room of another."""
+    folder, loop = pipeline_of("qwen3_moe"), asyncio.get_running_loop()
+    settings = DeploymentSettings(max_functions=functions, kv_tokens=asked)
+    kept_bytes, wanted = 0, asked or KV_TOKENS[0]
+    for deployment in function_deployments(load(folder), settings)[1:]:
+        segments = [node for node in deployment["envVars"]["smoe_nodes"].split(",") if node.startswith("segment")]
+        mib = int(deployment["envVars"].get("smoe_kv_mb", 0))
+        assert bool(mib) == bool(segments)
+        held = programs(folder, *segments)
+        kept = KeptPages(held, mib * MIB, loop)
+        for program in held.values():
+            cache = kept.open(program)
+            assert wanted <= cache.pages * PAGE_TOKENS < 1.1 * wanted
+            kept_bytes += wanted * cache.bytes_per_token
+        kept.close()
+        kept_bytes -= mib * MIB
+    assert -4 * MIB < kept_bytes <= 0  # less than one MiB a function is left over
