@@ -259,6 +259,9 @@ class Writing:
                 return
             piece = await self.outbox.get()
 
+    def _measure(self) -> None:
+        self._generator.measures.most_written.observe(max(text.written for text in self._texts))
+
     async def whole(self, first: Piece, form: Form) -> bytes:
         """The answer with all texts. Raises CallError."""
         texts = list(self._echoes)
@@ -270,6 +273,7 @@ class Writing:
             texts[piece.index] += piece.text
             chosen[piece.index] += piece.chosen
             finishes[piece.index] = piece.finish
+        self._measure()
         choices = list(zip(texts, chosen, finishes, strict=True))
         return form.whole(choices, self.usage())
 
@@ -292,6 +296,7 @@ class Writing:
                 first=is_first,
                 usage=self._asked.usage,
             )
+        self._measure()
         if self._asked.usage:
             yield form.last(self.usage())
         yield answers.DONE

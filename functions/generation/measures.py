@@ -8,6 +8,13 @@ from dataclasses import dataclass, field
 from functions.generation.texts import Text
 from functions.serving.instruments import Distribution
 
+SIZES = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
+"""Bounds of histograms of tokens, as vLLM's."""
+
+
+def _sizes() -> Distribution:
+    return Distribution(SIZES)
+
 
 @dataclass
 class Measures:
@@ -16,6 +23,14 @@ class Measures:
     first_token: Distribution = field(default_factory=Distribution)
     next_token: Distribution = field(default_factory=Distribution)
     whole: Distribution = field(default_factory=Distribution)
+    queue: Distribution = field(default_factory=Distribution)
+    """From arrival until an instance takes a text; this and the following are measured of complete texts."""
+    prefill: Distribution = field(default_factory=Distribution)
+    decode: Distribution = field(default_factory=Distribution)
+    prompt_sizes: Distribution = field(default_factory=_sizes)
+    written_sizes: Distribution = field(default_factory=_sizes)
+    most_written: Distribution = field(default_factory=_sizes)
+    """The longest of each request's texts."""
     prompt_tokens: int = 0
     written_tokens: int = 0
     preemptions: int = 0
@@ -34,8 +49,10 @@ class Measures:
     ended: dict[str, int] = field(default_factory=dict)
     """Texts by reason: ``stop``, ``length``, ``abort``."""
 
-    def admitted(self, text: Text) -> None:
+    def admitted(self, text: Text, now_s: float) -> None:
         """A text begins, or begins again."""
+        if text.begun_s is None:
+            text.begun_s = now_s
         self.asked_tokens += len(text.tokens)
         self.found_tokens += text.kept
 
@@ -44,6 +61,7 @@ class Measures:
         if text.written:
             self.next_token.observe(now_s - text.moved_s)
         else:
+            text.first_s = now_s
             self.first_token.observe(now_s - text.arrived_s)
             self.prompt_tokens += len(text.tokens)
         self.written_tokens += 1
@@ -77,3 +95,12 @@ class Measures:
         """A text has ended."""
         self.ended[reason] = self.ended.get(reason, 0) + 1
         self.whole.observe(now_s - text.arrived_s)
+        if reason == "abort":
+            return
+        begun_s = now_s if text.begun_s is None else text.begun_s
+        first_s = now_s if text.first_s is None else text.first_s
+        self.queue.observe(begun_s - text.arrived_s)
+        self.prefill.observe(first_s - begun_s)
+        self.decode.observe(now_s - first_s)
+        self.prompt_sizes.observe(len(text.tokens) - text.written)
+        self.written_sizes.observe(text.written)

@@ -75,6 +75,13 @@ class GenerationMetrics(Collector):
         for metric, words, distribution in (
             (names.TTFT_SECONDS, "Arrival to first token", measures.first_token),
             (names.TPOT_SECONDS, "From one token to the next", measures.next_token),
+            (names.ITL_SECONDS, "From one token to the next", measures.next_token),
+            (names.QUEUE_SECONDS, "Arrival to an instance", measures.queue),
+            (names.PREFILL_SECONDS, "From there to the first token", measures.prefill),
+            (names.DECODE_SECONDS, "First to last token", measures.decode),
+            (names.PROMPT_SIZES, "Tokens of a prompt", measures.prompt_sizes),
+            (names.WRITTEN_SIZES, "Tokens written of a text", measures.written_sizes),
+            (names.MOST_WRITTEN, "Tokens written of a request's longest text", measures.most_written),
             (names.E2E_SECONDS, "Arrival to last token", measures.whole),
             (names.KV_MOVE_WAIT_SECONDS, "First token until keys and values begin to move", measures.move_wait),
             (names.KV_MOVE_SECONDS, "Until they are there", measures.move),

@@ -207,7 +207,7 @@ class InstanceRun:
         """Run a text that fits from the next iteration on."""
         text.longest = min(text.longest, self.room)
         self._share(text)
-        self._measures.admitted(text)
+        self._measures.admitted(text, self._loop.time())
         self.texts.append(text)
         self._wake.set()
 

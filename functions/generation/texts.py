@@ -104,6 +104,9 @@ class Text:
     scored: int = 0
     """Tokens of the prompt that were reported."""
     written: int = 0
+    begun_s: float | None = None
+    """When an instance first took it, and chose its first token; None: not yet."""
+    first_s: float | None = None
     moved_s: float = field(init=False)
     """When its last token was chosen, or it arrived."""
     cancelled: bool = False

@@ -385,6 +385,13 @@ def test_the_ingress_exposes_vllms_metrics(two_instances: LocalPipeline) -> None
         key = f"vllm:time_{name}_seconds_count"
         assert after[key] - before[key] == count
     assert after["vllm:num_requests_running"] == after["vllm:num_requests_waiting"] == 0
+    grown = {name: value - before[name] for name, value in after.items() if name.endswith(("_sum", "_count"))}
+    for name, tokens in (("prompt_tokens", 4), ("generation_tokens", 7), ("max_num_generation_tokens", 7)):
+        assert grown[f"vllm:request_{name}_count"] == 1 and grown[f"vllm:request_{name}_sum"] == tokens
+    parts = [grown[f"vllm:request_{part}_time_seconds_sum"] for part in ("queue", "prefill", "decode")]
+    assert sum(parts) == pytest.approx(grown["vllm:e2e_request_latency_seconds_sum"])
+    assert sum(parts[:2]) == pytest.approx(grown["vllm:time_to_first_token_seconds_sum"])
+    assert grown["vllm:inter_token_latency_seconds_count"] == 6
 
 
 def test_a_client_that_leaves_ends_its_text_and_frees_its_pages(two_instances: LocalPipeline) -> None:
