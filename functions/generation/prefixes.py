@@ -52,13 +52,20 @@ class Prefixes:
                 best = self._page[value]
         return best
 
-    def use(self, text: Text, parent: int, pages: int, now_s: float) -> None:
-        """Have a new text begin with so many pages of a kept one."""
-        text.parent, text.shared_pages, text.kept = parent, pages, pages * self._page_tokens
+    def use(self, text: Text, parent: int, pages: int) -> None:
+        """Have a new text begin with so many pages of a kept one. To segments it counts as used again with the
+        text's first pass (``renew``)."""
         kept = self._kept[parent]
+        text.parent, text.shared_pages, text.kept = parent, pages, pages * self._page_tokens
+        text.passed_s = kept.used_s
         kept.dependents += 1
-        kept.used_s = now_s
-        self._kept.move_to_end(parent)
+
+    def renew(self, text: Text) -> None:
+        """A text's pass began at ``passed_s``: segments keep what it began with from then on."""
+        kept = self._kept.get(text.parent)
+        if kept is not None and text.kept == text.shared_pages * self._page_tokens:
+            kept.used_s = text.passed_s
+            self._kept.move_to_end(text.parent)
 
     def pinned(self, parents: Iterable[int]) -> int:
         """Pages that stay as long as texts that began with those of ``parents`` do."""
@@ -73,8 +80,9 @@ class Prefixes:
         """A text under way goes without being kept."""
         self._let_go(text.parent)
 
-    def keep(self, text: Text, now_s: float) -> bool:
-        """Keep a finished text, unless others have all its whole pages. Whether it is kept; else ``leave`` was done."""
+    def keep(self, text: Text) -> bool:
+        """Keep a text that is not under way any more, unless others have all its whole pages. Whether it is kept; else
+        ``leave`` was done."""
         whole = text.kept // self._page_tokens
         hashes = list(self._hashes(text.tokens, whole))
         new = [value for value in hashes if value not in self._page]
@@ -82,7 +90,7 @@ class Prefixes:
             self.leave(text)
             return False
         own_pages = -(-text.kept // self._page_tokens) - text.shared_pages
-        self._kept[text.kv_id] = _Kept(own_pages, text.parent, new, now_s)
+        self._kept[text.kv_id] = _Kept(own_pages, text.parent, new, text.passed_s)
         self.pages += own_pages
         for place, value in enumerate(hashes, 1):
             self._page.setdefault(value, (text.kv_id, place))

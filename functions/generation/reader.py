@@ -121,11 +121,14 @@ class Outbox:
     """Pieces on their way to one request's reader."""
 
     def __init__(self) -> None:
+        self.full = False
+        """From ``MOST_UNREAD`` pieces on, until half of them are read: a text that is parked is not back at once."""
         self._pieces: deque[Piece] = deque()
         self._there = asyncio.Event()
 
     def put(self, piece: Piece) -> None:
         self._pieces.append(piece)
+        self.full = self.full or len(self._pieces) >= MOST_UNREAD
         self._there.set()
 
     async def get(self) -> Piece:
@@ -133,11 +136,9 @@ class Outbox:
         while not self._pieces:
             self._there.clear()
             await self._there.wait()
-        return self._pieces.popleft()
-
-    @property
-    def full(self) -> bool:
-        return len(self._pieces) >= MOST_UNREAD
+        piece = self._pieces.popleft()
+        self.full = self.full and len(self._pieces) > MOST_UNREAD // 2
+        return piece
 
 
 class Reader:

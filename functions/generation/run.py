@@ -50,6 +50,8 @@ ITERATION_TOKENS = 256
 """Tokens of an iteration: more would hold back the texts that decode, fewer cost more hops for each prompt."""
 MAX_RUNNING = 128
 """Texts of an instance at once."""
+IDLE_S = 100.0
+"""Time without a pass after which a text begins again: less than that after which workers free it."""
 PAUSE_S = 0.05
 """Before an iteration that failed is repeated."""
 
@@ -138,6 +140,7 @@ class InstanceRun:
                 if not self.instance.whole() and self.drain.over(self, self._loop.time()):
                     break
                 self._end_those_given_up()
+                self._begin_idle_ones_again()
                 self._place()
                 self._take_in()
                 self._make_room()
@@ -261,13 +264,13 @@ class InstanceRun:
     def sent(self, left: Text) -> None:
         """The pages of a text that went are not wanted for it any more; they stay for texts that begin like it."""
         self.leaving.remove(left)
-        if self.over or not self.prefixes.keep(left, self._loop.time()):
+        if self.over or not self.prefixes.keep(left):
             self.instance.free([left.kv_id])
         self._wake.set()
 
     def _arrived(self, text: Text) -> None:
         """Another instance's text is here."""
-        text.longest = min(text.longest, self.room)
+        text.longest, text.passed_s = min(text.longest, self.room), self._loop.time()
         self.texts.append(text)
         self.migrations.begin(self.fits)
         self._wake.set()
@@ -291,7 +294,7 @@ class InstanceRun:
         parent, pages = self.prefixes.find(text.tokens, now_s)
         pinned = self.prefixes.pinned([parent, *(one.parent for one in (*self.texts, *self.leaving))])
         if pages and self.pages + pinned + self._pages_of(text) - pages <= self.instance.pages:
-            self.prefixes.use(text, parent, pages, now_s)
+            self.prefixes.use(text, parent, pages)
 
     def _make_room(self) -> None:
         while self._give_up_kept(self._loop.time() - KEEP_S):
@@ -321,17 +324,30 @@ class InstanceRun:
         self._put_back(max(self.texts, key=lambda text: text.arrived_s))
         return True
 
-    def _put_back(self, text: Text, *, parked: bool = False) -> None:
+    def _put_back(self, text: Text) -> None:
         self._remove(text)
         text.forget()
-        if parked:
-            self._waiting.parked.append(text)
-        else:
-            self._waiting.texts.appendleft(text)
+        self._waiting.texts.appendleft(text)
+
+    def _park(self, text: Text) -> None:
+        """Its reader is behind: others may have its pages until it has caught up."""
+        self._keep(text)
+        text.forget()
+        self._waiting.parked.append(text)
+
+    def _keep(self, text: Text) -> None:
+        """It goes, and its pages stay for those that begin like it."""
+        self.texts.remove(text)
+        self._leave(text)
+        if not self.prefixes.keep(text):
+            self.instance.free([text.kv_id])
 
     def _remove(self, text: Text) -> None:
         self.texts.remove(text)
         self._leave(text)
+        self._give_up(text)
+
+    def _give_up(self, text: Text) -> None:
         self.prefixes.leave(text)
         self.instance.free([text.kv_id])  # also where its first iteration failed: some segments were through with it
 
@@ -357,6 +373,8 @@ class InstanceRun:
             rows = answer if isinstance(answer, int) else torch.from_numpy(as_float32(answer))
             if text.scoring and not isinstance(rows, int):
                 score(text, rows)
+            text.passed_s = begun_s
+            self.prefixes.renew(text)
             text.kept += count
             if text.kept < len(text.tokens) or text.cancelled:
                 continue
@@ -376,19 +394,15 @@ class InstanceRun:
             if reason is not None:
                 self._finish(text, reason)
             elif text.sink.full():
-                self._put_back(text, parked=True)
+                self._park(text)
             elif self._monitor is not None:
                 to = self._monitor.token(self, text, now_s, begun_s)
                 if to is not self:
                     self.send(text, to, now_s)
 
     def _finish(self, text: Text, reason: Finish) -> None:
-        now_s = self._loop.time()
-        self.texts.remove(text)
-        self._leave(text)
-        if not self.prefixes.keep(text, now_s):
-            self.instance.free([text.kv_id])
-        self._measures.finished(text, reason, now_s)
+        self._keep(text)
+        self._measures.finished(text, reason, self._loop.time())
         text.sink.finished(reason)
 
     def _fail(self, text: Text, error: CallError) -> None:
@@ -422,6 +436,15 @@ class InstanceRun:
             elif text.moved_s + self._timeout_s <= now_s:
                 late = DeadlineError(f"no token was chosen for {self._timeout_s:g} s (smoe_timeout)")
                 self._fail(text, self._failure or late)
+
+    def _begin_idle_ones_again(self) -> None:
+        """Segments free texts that no pass was for, and what one is to begin with: a prompt that was put off, passes
+        that failed."""
+        before_s = self._loop.time() - IDLE_S
+        for text in self.texts:
+            if text.kept and text.passed_s < before_s:
+                self._give_up(text)
+                text.forget()
 
     def _pages_of(self, text: Text) -> int:
         return -(-len(text.tokens) // self.instance.page_tokens) - text.shared_pages

@@ -103,6 +103,8 @@ class Text:
     """Whether its tokens are reported with the experts that they were chosen after."""
     scored: int = 0
     """Tokens of the prompt that were reported."""
+    passed_s: float = 0.0
+    """When the pass began after which the segments have so many."""
     written: int = 0
     begun_s: float | None = None
     """When an instance first took it, and chose its first token; None: not yet."""

@@ -9,11 +9,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from functions.generation.prefixes import Prefixes
+from functions.generation.reader import MOST_UNREAD, Outbox, Piece
+from functions.generation.run import IDLE_S
 from functions.generation.sampling import Sampler, Sampling
 from functions.generation.texts import Text, end_tokens
 from functions.ingress.calls import PassContext
 from functions.wire.arrays import Array
 from functions.wire.errors import BadInputError, CallError, DeadlineError, KvLostError, NodeFailedError
+from moe.cache import PAGE_TOKENS
 from moe.manifest import Tokenizer
 from moe.reference import WholeModel, pack
 from tests.unit.functions.decoder_bench import Bench, InProcess, recomputed
@@ -152,9 +156,9 @@ async def test_a_text_that_nobody_reads_stops_within_an_iteration(model: WholeMo
     await bench.end()
 
 
-async def test_a_reader_that_is_behind_gives_its_pages_back(model: WholeModel) -> None:
+async def test_a_reader_that_is_behind_gives_its_pages_back_to_who_needs_them(model: WholeModel) -> None:
     bench = Bench(InProcess(model, 40))
-    prompt = tiny.texts((9,))[0]
+    prompt = tiny.texts((200,))[0]
     text = bench.text("a", prompt, 30)
     sink = bench.add(text)
     while len(sink.tokens) < 4:
@@ -162,12 +166,61 @@ async def test_a_reader_that_is_behind_gives_its_pages_back(model: WholeModel) -
     sink.behind = True
     while not bench.waiting.parked:
         await asyncio.sleep(0)
-    assert bench.instance.used_pages == 0
-    sink.behind = False
+    assert bench.run.pages == 0
+    sink.behind, begun = False, len(bench.computed)
     bench.waiting.texts.append(bench.waiting.parked.pop())
     bench.run.wake()
     await bench.over(sink)
+    assert max(bench.computed[begun:]) <= PAGE_TOKENS  # nobody needed them
     assert sink.tokens == recomputed(model, prompt, sink.tokens)
+    await bench.end()
+
+
+async def test_a_reader_has_caught_up_once_half_is_read() -> None:
+    outbox, seen = Outbox(), []
+    for number in range(MOST_UNREAD):
+        assert not outbox.full
+        outbox.put(Piece(number))
+    while outbox.full:
+        seen.append((await outbox.get()).index)
+    assert seen == list(range(MOST_UNREAD // 2))
+
+
+@pytest.mark.parametrize("shares", [False, True])
+async def test_a_text_that_no_pass_was_for_begins_again_before_workers_free_it(model: WholeModel, shares: bool) -> None:
+    """As a prompt that was put off, and one that was to begin with a kept text's pages. The instance goes on."""
+    bench, prompt = Bench(InProcess(model, 40)), tiny.texts((300,))[0]
+    if shares:
+        await bench.over(bench.add(bench.text("before", prompt[:100], 2)))
+    text, begun = bench.text("a", prompt, 5), len(bench.instance.iterations)
+
+    def leave_alone(number: int) -> None:
+        if number == begun + 1 + (not shares):
+            text.passed_s -= IDLE_S + 1.0
+            bench.instance.free([text.kv_id, text.parent])
+            raise NodeFailedError("an expert is gone")
+
+    bench.instance.before = leave_alone
+    sink = bench.add(text)
+    while not (sink.over.is_set() or bench.run.over):
+        await asyncio.sleep(0.01)
+    assert sink.tokens == recomputed(model, prompt, sink.tokens) and len(sink.tokens) == 5
+    await bench.end()
+
+
+async def test_a_kept_text_counts_as_used_again_once_a_pass_has_begun_with_it(model: WholeModel) -> None:
+    bench, tokens = Bench(InProcess(model, 40)), tiny.texts((40,))[0]
+    prefixes, kept = Prefixes(PAGE_TOKENS), bench.text("kept", tokens, 1)
+    kept.kept = 40
+    assert prefixes.keep(kept)
+    for passes in (False, True):
+        child = bench.text("child", tokens, 1)
+        prefixes.use(child, *prefixes.find(tokens, 85.0))
+        if passes:
+            child.passed_s = 86.0
+            prefixes.renew(child)
+        prefixes.leave(child)
+        assert prefixes.find(tokens, 155.0) == ((kept.kv_id, 2) if passes else (-1, 0))
     await bench.end()
 
 
