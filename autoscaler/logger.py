@@ -5,12 +5,13 @@ Three kinds of files in one folder: ``windows-*.parquet`` (a row per window and 
 window), ``decisions-*.parquet`` (a row per decision); their columns are described in ``docs/metrics.md``. A file holds
 ``windows_per_file`` windows and appears whole (written aside, then renamed), so readers never meet half a file and any
 number of runs may share a folder. What is not yet written is lost in a crash: at most ``windows_per_file`` windows.
+Beyond a bound the oldest files go (:mod:`autoscaler.log_bound`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, fields
 from operator import attrgetter
@@ -32,6 +33,7 @@ from autoscaler.contract import (
     TickReport,
 )
 from autoscaler.errors import LogError
+from autoscaler.log_bound import LogBound
 from functions.serving.metric_names import LOOK_BACKS_S
 
 SCHEMA_VERSION = 1
@@ -131,13 +133,19 @@ _SCHEMAS = {"windows": WINDOWS, "pipeline": PIPELINE, "decisions": DECISIONS}
 
 
 class FunctionLogger:
-    """Appends tick reports to a folder. ``context`` (settings, prices, manifest hash) goes into every file's metadata.
+    """Appends tick reports to a folder. ``context`` (settings, prices, manifest hash) goes into every file's metadata;
+    ``most_mb``: MiB that the folder may take, 0: any.
 
     Also a context manager that writes the rest at its end.
     """
 
     def __init__(
-        self, folder: Path, context: Mapping[str, Any], slo_s: float | None, windows_per_file: int = 12
+        self,
+        folder: Path,
+        context: Mapping[str, Any],
+        slo_s: float | None,
+        windows_per_file: int = 12,
+        most_mb: int = 0,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
@@ -146,6 +154,7 @@ class FunctionLogger:
         self._context = {"schema_version": SCHEMA_VERSION, **context}
         self._tables: dict[str, list[pa.Table]] = {kind: [] for kind in _SCHEMAS}
         self._last_end_s = 0.0
+        self._bound = LogBound(folder, most_mb)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="log")
         self._writing: Future[None] | None = None
 
@@ -200,11 +209,14 @@ class FunctionLogger:
 
     def _write(self, kept: Mapping[str, Sequence[pa.Table]], stamp: str) -> None:
         metadata = {METADATA_KEY: json.dumps(self._context, default=str).encode()}
+        written = []
         try:
             for kind, tables in kept.items():
                 table = pa.concat_tables(tables)
                 if table.num_rows:
-                    _write(table.replace_schema_metadata(metadata), self._free_name(kind, stamp))
+                    written.append(self._free_name(kind, stamp))
+                    _write(table.replace_schema_metadata(metadata), written[-1])
+            self._bound.wrote(written)
         except (OSError, pa.ArrowException) as error:
             raise LogError(f"the function logger could not write to {self._folder}: {error}") from error
 
@@ -310,11 +322,27 @@ def read(folder: Path, kind: str) -> pa.Table:
 
     Columns that an older file lacks are null. Raises LogError for a file that is no parquet file.
     """
-    schema = _SCHEMAS[kind]
-    tables = [_read_file(path).replace_schema_metadata(None) for path in _files(folder, kind)]
-    if not tables:
-        return schema.empty_table()
+    return _joined(_files(folder, kind), folder, kind)
+
+
+def read_parts(folder: Path) -> Iterator[tuple[pa.Table, pa.Table]]:
+    """Rows of ``pipeline`` and ``windows``, of one file of each after the other, by their first window: a long log is
+    more than memory holds. Files that a controller deletes meanwhile are left out. Raises LogError."""
+    begins: list[tuple[float, Path]] = []
+    for path in _files(folder, "pipeline"):
+        part = _joined([path], folder, "pipeline", ["end_s"])
+        begins += [(part["end_s"][0].as_py(), path)] if part.num_rows else []
+    for _, path in sorted(begins):
+        nodes = path.with_name(path.name.replace("pipeline-", "windows-", 1))
+        wholes, rows = _joined([path], folder, "pipeline"), _joined([nodes], folder, "windows")
+        if wholes.num_rows and rows.num_rows:
+            yield wholes, rows
+
+
+def _joined(paths: Iterable[Path], folder: Path, kind: str, columns: list[str] | None = None) -> pa.Table:
+    schema = _SCHEMAS[kind] if columns is None else pa.schema([_SCHEMAS[kind].field(name) for name in columns])
     try:
+        tables = [table for path in paths if (table := _read_file(path, columns)) is not None]
         return pa.concat_tables([schema.empty_table(), *tables], promote_options="default").sort_by("end_s")
     except pa.ArrowException as error:
         raise LogError(f"{folder}/{kind}-*.parquet do not fit together: {error}") from error
@@ -343,6 +371,8 @@ def read_contexts(folder: Path) -> list[dict[str, Any]]:
         try:
             metadata = pq.read_schema(path).metadata or {}
             context = json.loads(metadata.get(METADATA_KEY, b"{}"))
+        except FileNotFoundError:  # a controller that runs deletes its oldest ones
+            continue
         except (OSError, ValueError, pa.ArrowException) as error:
             raise LogError(f"{path} cannot be read: {error}") from error
         if context not in contexts:
@@ -354,8 +384,11 @@ def _files(folder: Path, kind: str) -> list[Path]:
     return sorted(folder.glob(f"{kind}-*.parquet"))
 
 
-def _read_file(path: Path) -> pa.Table:
+def _read_file(path: Path, columns: list[str] | None = None) -> pa.Table | None:
+    """None where it has gone: a controller that runs deletes its oldest ones."""
     try:
-        return pq.read_table(path)
+        return pq.read_table(path, columns=columns).replace_schema_metadata(None)
+    except FileNotFoundError:
+        return None
     except (OSError, pa.ArrowException) as error:
         raise LogError(f"{path} cannot be read: {error}") from error

@@ -153,6 +153,8 @@ class ControllerSettings(Checked):
     """Folder of the function logger (parquet); a program that names none logs nothing. [default: STATE/log]"""
     windows_per_file: FromOne = 12
     """Windows in one parquet file."""
+    log_mb: FromZero = 896
+    """MiB that the log's folder may take, whoever wrote it; beyond it the oldest files are deleted. 0 = no bound."""
     view_dir: Path | None = None
     """Folder of the document that the gateway's page shows. [default: STATE/view; none with --gateway]"""
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0

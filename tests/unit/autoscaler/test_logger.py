@@ -12,6 +12,7 @@ import pytest
 
 from autoscaler.contract import Cost, Decision, LayerObservation, TickReport
 from autoscaler.errors import LogError
+from autoscaler.log_bound import taken_bytes
 from autoscaler.logger import (
     SCHEMA_VERSION,
     FunctionLogger,
@@ -173,3 +174,44 @@ def test_a_window_without_decisions_is_logged_too(tmp_path: Path) -> None:
     with logger(tmp_path) as log:
         log.add(replace(report(), decisions=()))
     assert read_decisions(tmp_path).num_rows == 0 and read_pipeline(tmp_path).num_rows == 1
+
+
+def bounded(folder: Path, windows: int, most_mb: int) -> list[float]:
+    """Ends of the windows that are there after ``windows`` files of a window were written, newest last."""
+    with FunctionLogger(folder, CONTEXT, 0.25, windows_per_file=1, most_mb=most_mb) as log:
+        for number in range(windows):
+            log.add(report(number))
+    return [row["end_s"] for row in read_pipeline(folder).to_pylist()]
+
+
+def test_beyond_its_bound_the_oldest_files_go_those_of_other_runs_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounded(tmp_path, 3, most_mb=0)
+    each = sum(map(taken_bytes, tmp_path.iterdir())) // 3
+    (tmp_path / "windows-000000000000001.part").write_bytes(b"PAR1 half")
+    (tmp_path / "notes.txt").write_text("mine")
+    monkeypatch.setattr("autoscaler.log_bound.MIB", 9 * each // 2)
+    assert bounded(tmp_path, 9, most_mb=1) == [NOW_S + 10 * number for number in (5, 6, 7, 8)]
+    assert (tmp_path / "notes.txt").exists() and not list(tmp_path.glob("*.part"))
+    assert read_windows(tmp_path).num_rows == 4 * 9 and read_decisions(tmp_path).num_rows == 4 * 2
+
+
+def test_without_a_bound_all_stays_and_the_newest_file_always_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autoscaler.log_bound.MIB", 1)
+    assert len(bounded(tmp_path / "all", 5, most_mb=0)) == 5
+    assert bounded(tmp_path / "bound", 5, most_mb=1) == [NOW_S + 40]
+
+
+def test_a_file_that_goes_while_it_is_read_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with logger(tmp_path, windows_per_file=1) as log:
+        for number in range(2):
+            log.add(report(number))
+    gone = min(tmp_path.glob("pipeline-*"))
+    listed = sorted(tmp_path.glob("pipeline-*"))
+    gone.unlink()
+    monkeypatch.setattr("autoscaler.logger._files", lambda folder, kind: listed)
+    assert [row["end_s"] for row in read_pipeline(tmp_path).to_pylist()] == [NOW_S + 10]
+    assert len(read_contexts(tmp_path)) == 1

@@ -56,6 +56,7 @@ def settings(folder: Path, **more: Any) -> ControllerSettings:
         ("unschedulable_s", -1.0),
         ("alpha", 0.0),
         ("windows_per_file", 0),
+        ("log_mb", -1),
     ],
 )
 def test_a_setting_that_is_not_allowed_is_refused_by_its_name(key: str, value: object) -> None:

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from autoscaler.log_bound import LOOKS
 from gateway.backends.kubernetes import objects
 from gateway.backends.kubernetes.pod_spec import CACHE_FOLDER
 from gateway.backends.kubernetes.settings import KubernetesSettings
@@ -61,6 +62,13 @@ def test_a_field_that_does_not_exist_is_found() -> None:
 def test_objects_of_others_have_a_kind_and_a_name(path: str) -> None:
     for document in objects_of((DEPLOY / path).read_text()):
         assert document["apiVersion"] and document["kind"] and document["metadata"]["name"]
+
+
+def test_the_controller_s_log_stays_below_its_volume_s_limit() -> None:
+    spec = objects_of((DEPLOY / "kubernetes" / "controller.yaml").read_text())[0]["spec"]["template"]["spec"]
+    (log_mb,) = (arg for arg in spec["containers"][0]["args"] if arg.startswith("--log-mb="))
+    (limit,) = (one["emptyDir"]["sizeLimit"] for one in spec["volumes"] if one["name"] == "log")
+    assert limit == "1Gi" and 0 < int(log_mb.partition("=")[2]) * (1 + 1 / LOOKS) < 1024 - 64
 
 
 CHART_KEYS = {
