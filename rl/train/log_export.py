@@ -3,7 +3,8 @@
 A step is a window, with all its decisions at once: observations are those of ``smoe/Pipeline-v0`` that do not depend on
 how far a window is decided (``segments``, ``experts``, ``pipeline``), actions the positions in Φ that were in force
 (:meth:`rl.experience.Experience.actions`, flattened), the reward that of Eq. (13) with the windows' mean cost as C_ref.
-An episode is a stretch of windows without a gap; it is truncated, never terminated: scaling goes on.
+An episode is a stretch of windows without a gap; it is truncated, never terminated: scaling goes on. Where windows are
+longer than the controller's interval, episodes overlap.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rl.agent.contract import State
+from rl.agent.log_options import manifest_option
 from rl.env import state_spaces
 from rl.experience import Experience
 from rl.reward import RewardSettings, cost_rewards, penalty
@@ -32,16 +34,17 @@ PLACE = "MINARI_DATASETS_PATH"
 """Where Minari looks for data sets."""
 
 
-def stretches(windows: Iterable[Experience]) -> Iterator[list[Experience]]:
-    """Windows that follow each other without a gap."""
-    stretch: list[Experience] = []
+def stretches(windows: Iterable[Experience]) -> list[list[Experience]]:
+    """Windows that follow each other without a gap. Those that overlap are in different stretches."""
+    every: list[list[Experience]] = []
+    last_by_state: dict[int, list[Experience]] = {}
     for one in windows:
-        if stretch and stretch[-1].following is not one.state:
-            yield stretch
-            stretch = []
+        stretch = last_by_state.pop(id(one.state), None)
+        if stretch is None:
+            every.append(stretch := [])
         stretch.append(one)
-    if stretch:
-        yield stretch
+        last_by_state[id(one.following)] = stretch
+    return every
 
 
 def rewards_of(windows: Sequence[Experience], slo_s: float, reference: float, settings: RewardSettings) -> list[float]:
@@ -103,6 +106,7 @@ def _observed(state: State) -> dict[str, Any]:
     required=True,
     help="A controller's log folder (smoe autoscale --log-dir).",
 )
+@manifest_option
 @click.option("--dataset", default="smoe/log-v0", help="Its name, as Minari's are: namespace/name-v0.")
 @click.option(
     "--out",
@@ -111,7 +115,9 @@ def _observed(state: State) -> dict[str, Any]:
 )
 @click.option("--slo-ms", type=click.FloatRange(min=0.1), help="P95 target in milliseconds. [default: the log's]")
 @json_option
-def export_log(log: Path, dataset: str, out: Path | None, slo_ms: float | None, as_json: bool) -> None:
+def export_log(
+    log: Path, manifest: Path | None, dataset: str, out: Path | None, slo_ms: float | None, as_json: bool
+) -> None:
     """Write a controller's log as a Minari data set, which offline learners read.
 
     A step is a window: what the learnt policy would have seen, what was in force, and the reward of Eq. (13), by
@@ -119,7 +125,7 @@ def export_log(log: Path, dataset: str, out: Path | None, slo_ms: float | None, 
     """
     if out is not None:
         os.environ[PLACE] = str(out.resolve())
-    logged = online.read(log, None, None if slo_ms is None else slo_ms / 1000)
+    logged = online.read(log, None, None if slo_ms is None else slo_ms / 1000, manifest)
     sha256 = path_sha256(log)
     about = f"Windows of {logged.pipeline}, {logged.window_s:g} s each; log {sha256}"
     episodes = export(logged, dataset, RewardSettings(), about)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from autoscaler.contract import Configuration, Observation, TickReport
+from autoscaler.contract import Burst, Configuration, Observation, TickReport
 from autoscaler.errors import SettingsError
-from autoscaler.logger import FunctionLogger
+from autoscaler.logger import FunctionLogger, read_parts
 from autoscaler.policies import Making, make_policy
 from autoscaler.settings import ControllerSettings
 from evaluation.comparison.learnt_files import published_actor
@@ -23,8 +25,9 @@ from rl.agent.export import save
 from rl.agent.policy import LearntPolicy, settled
 from rl.agent.settings import NetworkSettings
 from rl.agent.variants import actor
-from rl.experience import Experience, experiences, ticks
+from rl.experience import STANDBYS, Experience, experiences, judged_p95_s, ticks
 from rl.features import NODE_FEATURES, PIPELINE_FEATURES, Encoder, calls_of
+from rl.reward import RewardSettings, penalty
 from simulation.engine.controlled import Step, simulate_policy
 from simulation.engine.simulation import Simulation
 from simulation.workloads.paper import paper_workload
@@ -114,6 +117,146 @@ def test_experiences_stop_at_gaps_and_stale_windows(tmp_path: Path) -> None:
         logger.add(moved(reports[3], 100, stale=True))
         logger.add(moved(reports[4], 130))
     assert len(list(experiences(tmp_path, made_encoder()))) == 1
+
+
+def overlapping(folder: Path, reports: list[TickReport], name: str = "bert-4") -> None:
+    """A log of windows of 30 s, one every 5 s as on Kubernetes, with what ``reports`` observed in turn."""
+    with FunctionLogger(folder, {}, 0.08) as logger:
+        for number, report in enumerate(reports):
+            seen = replace(report.observation, start_s=5.0 * number, end_s=5.0 * number + 30, pipeline=name)
+            logger.add(replace(report, observation=seen))
+
+
+def test_windows_that_overlap_are_paired_one_window_apart(tmp_path: Path) -> None:
+    report = episode_of(LearntPolicy(Scripted(), made_encoder()))[0].report
+    counted = [
+        replace(report, observation=replace(report.observation, requests=100.0 + number)) for number in range(15)
+    ]
+    overlapping(tmp_path, counted)
+    windows = list(experiences(tmp_path, made_encoder()))
+    at = [feature.name for feature in PIPELINE_FEATURES].index("requests")
+    pairs = np.array([(one.state.pipeline[at], one.following.pipeline[at]) for one in windows])
+    assert len(pairs) == 15 - 30 // 5 and (pairs[:, 1] > pairs[:, 0]).all()
+    assert np.array_equal(pairs[:-6, 1], pairs[6:, 0])
+
+
+def test_a_window_within_which_a_configuration_changed_shows_of_neither(tmp_path: Path) -> None:
+    first, second = (step.report for step in episode_of(LearntPolicy(Scripted(), made_encoder()))[:2])
+    overlapping(tmp_path, [first] * 9 + [second] * 11)
+    windows = list(experiences(tmp_path, made_encoder()))
+    assert len(windows) == (9 - 6) + (11 - 5)
+    assert all(np.array_equal(one.actions, one.following.present) for one in windows)
+
+
+def test_ticks_of_another_pipeline_in_the_same_folder_are_left_out(tmp_path: Path) -> None:
+    scripted = Scripted()
+    episode_of(LearntPolicy(scripted, made_encoder()), tmp_path)
+    alone = list(experiences(tmp_path, made_encoder()))
+    other = episode_of(LearntPolicy(Scripted(), made_encoder()))[0].report
+    node = other.observation.nodes[0]._replace(node="expert-77-0")
+    with FunctionLogger(tmp_path, {}, 0.08) as logger:
+        for number in range(4):
+            seen = moved(other, 30.0 * number + 7, pipeline="another", nodes=(node,)).observation
+            logger.add(replace(other, observation=seen))
+    both = list(experiences(tmp_path, made_encoder()))
+    assert [one.actions.tolist() for one in both] == [one.actions.tolist() for one in alone]
+
+
+SLEEPING = Burst(0, sleep_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("live", "trained", "kept"),
+    [
+        (None, None, True),
+        (Burst(3), None, False),
+        (SLEEPING, None, False),
+        (Burst(0), None, True),
+        (Burst(3, token_s=0.02), Burst(3), True),
+        (Burst(3), Burst(2), False),
+        (None, Burst(3), False),
+    ],
+)
+def test_windows_of_standbys_that_are_not_trained_with_are_left_out_and_counted(
+    tmp_path: Path, live: Burst | None, trained: Burst | None, kept: bool
+) -> None:
+    with FunctionLogger(tmp_path, {}, 0.08) as logger:
+        for step in episode_of(LearntPolicy(Scripted(), made_encoder())):
+            seen = step.report.observation
+            nodes = [
+                node
+                if node.configuration is None
+                else node._replace(configuration=replace(node.configuration, burst=live))
+                for node in seen.nodes
+            ]
+            logger.add(replace(step.report, observation=replace(seen, nodes=tuple(nodes))))
+    left_out = Counter[str]()
+    assert len(list(experiences(tmp_path, made_encoder(), trained, left_out))) == (4 if kept else 0)
+    assert left_out == ({} if kept else {STANDBYS: 4})
+
+
+@pytest.mark.parametrize(
+    ("more", "before", "p95_s"),
+    [
+        ({}, 0.0, 0.05),
+        ({"requests": 0.0, "latency_p95_s": None}, 0.0, None),
+        ({"requests": 0.0, "latency_p95_s": None}, 7.0, 30.0),
+        ({"failed": 5.0}, 0.0, 0.05),
+        ({"failed": 6.0}, 0.0, 30.0),
+        ({"failed": 100.0, "latency_p95_s": 0.001}, None, 30.0),
+        ({"latency_p95_s": 40.0}, 200.0, 40.0),
+        ({"latency_p95_s": 40.0}, None, 40.0),
+    ],
+    ids=["all-well", "nobody-came", "nobody-answered", "few-errors", "errors", "errors-at-once", "backlog", "unknown"],
+)
+def test_requests_that_were_not_answered_count_in_a_window_s_p95(
+    more: dict[str, Any], before: float | None, p95_s: float | None
+) -> None:
+    seen = replace(observed(), **{"requests": 100.0, "failed": 0.0, "latency_p95_s": 0.05, **more})
+    assert judged_p95_s(seen, before, slo_s=0.08) == p95_s
+
+
+def test_lost_requests_cost_as_much_as_any_where_windows_are_short() -> None:
+    seen = replace(observed(), requests=10.0, failed=10.0, latency_p95_s=0.01)
+    p95_s = judged_p95_s(seen, None, slo_s=100.0)
+    assert penalty(p95_s, 100.0, RewardSettings()) == penalty(1e9, 100.0, RewardSettings())
+
+
+def test_an_outage_is_no_window_without_a_penalty(tmp_path: Path) -> None:
+    with FunctionLogger(tmp_path, {}, 0.08) as logger:
+        for step in episode_of(LearntPolicy(Scripted(), made_encoder())):
+            dead = replace(step.report.observation, requests=0.0, latency_p95_s=None, in_flight=9.0)
+            logger.add(replace(step.report, observation=dead))
+    assert [one.p95_s for one in experiences(tmp_path, made_encoder())] == [30.0] * 4
+
+
+def test_a_long_log_is_read_file_by_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = episode_of(LearntPolicy(Scripted(), made_encoder()))[0].report
+    with FunctionLogger(tmp_path, {}, 0.08, windows_per_file=1) as logger:
+        for number in range(8):
+            logger.add(moved(report, 30.0 * number))
+    read = list[object]()
+
+    def counted(folder: Path) -> Iterator[Any]:
+        for part in read_parts(folder):
+            read.append(part)
+            yield part
+
+    monkeypatch.setattr("rl.experience.read_parts", counted)
+    stored = ticks(tmp_path)
+    next(stored)
+    assert len(read) == 2
+    assert len(list(stored)) == 7
+
+
+def test_ticks_of_two_controllers_at_once_come_by_time(tmp_path: Path) -> None:
+    report = episode_of(LearntPolicy(Scripted(), made_encoder()))[0].report
+    for later_s in (0.0, 10.0):
+        with FunctionLogger(tmp_path, {}, 0.08, windows_per_file=3) as logger:
+            for number in range(6):
+                logger.add(moved(report, 30.0 * number + later_s))
+    ends = [tick.observation.end_s for tick in ticks(tmp_path)]
+    assert len(ends) == 12 and ends == sorted(ends)
 
 
 def moved(report: TickReport, by_s: float, **more: Any) -> TickReport:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 
 import minari
@@ -55,3 +57,11 @@ def test_a_dataset_that_is_there_and_a_name_that_is_none_are_refused(logged: tup
 def test_a_gap_begins_another_episode(logged: tuple[Path, Encoder]) -> None:
     windows = list(experiences(*logged))
     assert [len(one) for one in stretches([*windows[:2], *windows[3:]])] == [2, WINDOWS - 4]
+
+
+def test_windows_that_overlap_are_episodes_of_their_own(logged: tuple[Path, Encoder]) -> None:
+    windows = list(experiences(*logged))
+    one, other = windows[:2], [replace(window, state=copy(window.state)) for window in windows[2:4]]
+    other[0] = replace(other[0], following=other[1].state)
+    mixed = [one[0], other[0], one[1], other[1]]
+    assert stretches(mixed) == [one, other]
