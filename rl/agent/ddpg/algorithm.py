@@ -202,14 +202,15 @@ class PipelineDDPG(DDPG):
         return -(logs * counted).sum() / counted.sum().clamp(min=1) + self._pointed(samples, pointer, {})
 
     def clone(self, gradient_steps: int, begin: int = 0, total: int | None = None) -> float:
-        """Warm start: updates of the actor towards its teacher alone; the last loss. Targets follow at once.
-        ``begin``: how many of ``total`` (None: these are all) were made before; draws and rates go on from there."""
-        loss = torch.zeros(())
+        """Warm start: updates of the actor towards its teacher alone, on windows that have one (those of a log have
+        none); the last loss. Targets follow at once. ``begin``: how many of ``total`` (None: these are all) were made
+        before; draws and rates go on from there."""
+        loss, taught = torch.zeros(()), self.replay_buffer.taught()
         self.policy.set_training_mode(True)
         for number in range(begin, begin + gradient_steps):
             falling = 1.0 - (1.0 - self.learner.clone_end) * number / (total or gradient_steps)
             update_learning_rate(self.actor.optimizer, self.learner.clone_rate * falling)
-            samples = self.replay_buffer.sample(self.batch_size, draw=CLONING + number)
+            samples = self.replay_buffer.sample(self.batch_size, draw=CLONING + number, rings=taught)
             loss = self.clone_loss(samples)
             self._step(self.actor, loss)
         # A target that still knows nothing would make the first TD targets those of an untrained actor.

@@ -50,6 +50,10 @@ class WindowStep:
     branches: tuple[BranchStep, ...] = ()
 
 
+Rings = Mapping[str, Sequence[WindowStep]]
+"""Pipeline → windows of it."""
+
+
 class WindowSamples(NamedTuple):
     """A batch of B windows of one pipeline; the fields of the library's own samples, layers as a second axis."""
 
@@ -139,18 +143,25 @@ class WindowBuffer(ReplayBuffer):
         """A ring as it was stored."""
         self._rings[pipeline], self._next[pipeline] = steps, at
 
-    def sample(self, batch_size: int, env: object = None, draw: int = 0) -> WindowSamples:  # type: ignore[override]
+    def taught(self) -> Rings:
+        """The windows that have a teacher, without pipelines that have none."""
+        rings = {name: [step for step in ring if step.teacher is not None] for name, ring in self._rings.items()}
+        return {name: ring for name, ring in rings.items() if ring}
+
+    def sample(  # type: ignore[override]
+        self, batch_size: int, env: object = None, draw: int = 0, rings: Rings | None = None
+    ) -> WindowSamples:
         """``batch_size`` windows of one pipeline, with repetition; where they have branches, half as many, each with
         one of its own. ``draw``: which update asks; the same number, the same windows, so that a resumed run goes on as
-        it would have. Raises LearnerError on an empty buffer.
+        it would have. ``rings``: the windows to draw from; None or empty: all. Raises LearnerError on an empty buffer.
         """
-        rng = np.random.default_rng((self.seed, draw))
-        names = [name for name, ring in self._rings.items() if ring]
+        rng, rings = np.random.default_rng((self.seed, draw)), rings or self._rings
+        names = [name for name, ring in rings.items() if ring]
         if not names:
             raise LearnerError("replay: there is no window to learn from yet")
-        sizes = np.array([len(self._rings[name]) for name in names], dtype=np.float64)
+        sizes = np.array([len(rings[name]) for name in names], dtype=np.float64)
         name = names[int(rng.choice(len(names), p=sizes / sizes.sum()))]
-        ring = self._rings[name]
+        ring = rings[name]
         steps = [ring[int(at)] for at in rng.integers(len(ring), size=batch_size)]
         halves = steps[: max(1, batch_size // 2)]
         if not all(step.branches for step in halves):

@@ -10,10 +10,12 @@ import pytest
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.logger import Logger
 
+from rl.agent.ddpg.algorithm import PipelineDDPG
 from rl.agent.ddpg.buffer import BranchStep, WindowBuffer, WindowStep
 from rl.agent.ddpg.checkpoint import load_windows, save_windows
-from rl.agent.ddpg.settings import LearnerError
+from rl.agent.ddpg.settings import LearnerError, LearnerSettings
 from tests.unit.rl.train import world
 
 BOX = spaces.Box(-1, 1, (3,), np.float32)
@@ -146,3 +148,24 @@ def test_a_file_with_a_pickle_in_it_is_not_opened(tmp_path: Path) -> None:
     np.savez(path, **{f"{world.NAME}/segments": np.array([{"a": 1}], dtype=object)})
     with pytest.raises(LearnerError, match="cannot be read"):
         load_windows(path, empty())
+
+
+def test_a_warm_start_draws_from_taught_windows_alone_however_many_others_a_log_holds() -> None:
+    buffer = filled(40)
+    assert all(samples.taught.all() for samples in (buffer.sample(8, draw=n, rings=buffer.taught()) for n in range(9)))
+    agent = PipelineDDPG(world.networks(), LearnerSettings(batch_windows=8), seed=0)
+    agent.set_logger(Logger(None, []))
+    agent.replay_buffer = buffer
+    seen = list[bool]()
+    agent.clone_loss = lambda samples: seen.extend(samples.taught.tolist()) or torch.zeros((), requires_grad=True)  # type: ignore[method-assign]
+    agent.clone(3)
+    assert len(seen) == 24 and all(seen)
+
+
+def test_where_all_windows_are_taught_the_draws_are_those_of_all() -> None:
+    buffer = empty()
+    for step in filled(20).rings[world.NAME]:
+        buffer.add(replace(step, teacher=step.executed))
+    for draw in range(5):
+        pair = buffer.sample(4, draw=draw), buffer.sample(4, draw=draw, rings=buffer.taught())
+        assert torch.equal(pair[0].rewards, pair[1].rewards)
