@@ -56,9 +56,13 @@ def build_controller(settings: ControllerSettings, platform: Platform | None = N
             "choice": choice.sentence,
             "slo_s": settings.slo_s,
             "prices": asdict(prices),
+            "capacity": None if limits.capacity is None else asdict(limits.capacity),
+            "policy_settings": making.whole_table(),
             "settings": shown(settings),
         }
-        logger = FunctionLogger(settings.log_dir, context, settings.slo_s, settings.windows_per_file)
+        logger = FunctionLogger(
+            settings.log_dir, context, settings.slo_s, settings.windows_per_file, most_mb=settings.log_mb
+        )
     window_s = window_of(settings)
     controller = Controller(
         topology,
@@ -102,7 +106,7 @@ def check_policy(settings: ControllerSettings) -> Choice:
 def _making(settings: ControllerSettings) -> Making:
     topology = load_topology(settings.manifest_dir, settings.max_functions)
     prices = load_prices(settings.prices or DEFAULT_SHEET)
-    return Making(settings, topology, _limits(settings, topology.dtype), prices, measured=True)
+    return Making(settings, topology, limits_of(settings, topology.dtype), prices, measured=True)
 
 
 def guarded(policy: Policy, making: Making) -> Policy:
@@ -131,7 +135,8 @@ def build_platform(
     return OpenFaasPlatform(settings.gateway_url, pipeline, auth, sign=sign, namespace=settings.namespace)
 
 
-def _limits(settings: ControllerSettings, dtype: str) -> LimitSettings:
+def limits_of(settings: ControllerSettings, dtype: str) -> LimitSettings:
+    """Bounds on the decisions for a pipeline of ``dtype``. Raises SettingsError for a capacity that cannot be read."""
     return LimitSettings(
         space=replace(settings.space, replicas_min=settings.min_replicas, replicas_max=settings.max_replicas),
         alpha=settings.alpha,

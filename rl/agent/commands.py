@@ -15,6 +15,7 @@ from rich.table import Table
 from autoscaler.contract import Configuration
 from rl.agent.explain import ExpertReasons
 from rl.agent.explain import explain as reasons_of
+from rl.agent.log_options import manifest_option
 from rl.agent.policy import only_fewer_calls
 from rl.agent.windows import fresh, logged
 from simulation.workloads.paper import PAPER_WORKLOADS
@@ -25,6 +26,7 @@ from traces.options import json_option, seed_option
 @click.command()
 @click.option("--log", type=click.Path(path_type=Path, exists=True, file_okay=False), default=None,
               help="A controller's log folder: explain a stored decision.")  # fmt: skip
+@manifest_option
 @click.option(
     "--at", "at_s", type=float, default=None, help="With --log: end of the window, Unix time. [default: last]"
 )
@@ -61,8 +63,9 @@ from traces.options import json_option, seed_option
 )
 @json_option
 def explain(
-    log: Path | None, at_s: float | None, layers: Sequence[int], top: int, as_json: bool, **options: Any
-) -> None:
+    log: Path | None, manifest: Path | None, at_s: float | None, layers: Sequence[int], top: int, as_json: bool,
+    **options: Any,
+) -> None:  # fmt: skip
     """Show why the learnt policy decides what it decides in one window.
 
     For each expert: how much the pointer weighed it within its layer, and the configurations with the highest scores
@@ -71,7 +74,7 @@ def explain(
     """
     actor_file = options.pop("actor_file")
     with Console(stderr=True).status("simulating up to the window" if log is None else "reading the log"):
-        window = logged(log, at_s, actor_file) if log is not None else fresh(actor_file, **options)
+        window = logged(log, at_s, actor_file, manifest) if log is not None else fresh(actor_file, **options)
         every = reasons_of(window.actor, window.encoder, window.state, top)
     reasons = [row for row in every if not layers or row.layer in layers]
     if not reasons:

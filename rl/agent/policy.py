@@ -175,18 +175,27 @@ def _missing(info: NodeInfo, observation: Observation) -> str:
 
 def make(making: Making) -> Policy:
     """For ``--policy smoe``; settings in ``--policy-settings FILE``. Raises SettingsError."""
-    settings = making.settings_as(MakingSettings)
-    slo_s = making.settings.slo_s
-    if slo_s is None:
-        raise SettingsError(f"slo_s is None; {NAME} decides for a latency target (--slo-ms)")
+    settings, encoder = making.settings_as(MakingSettings), encoder_of(making)
     path = Path(settings.actor) if settings.actor else published_actor(making.topology.pipeline, settings.meter)
     try:
         actor = load_actor(path)
         if not settings.actor:
             log.warning(WITHDRAWN, path.name)
+        return LearntPolicy(actor, encoder, ranges_of(path))
+    except (NetworkError, ValueError) as error:
+        raise SettingsError(f"{NAME}: {error}") from error
+
+
+def encoder_of(making: Making) -> Encoder:
+    """The encoder of the states that the policy of these settings decides in; no actor is read. Raises
+    SettingsError."""
+    settings, slo_s = making.settings_as(MakingSettings), making.settings.slo_s
+    if slo_s is None:
+        raise SettingsError(f"slo_s is None; {NAME} decides for a latency target (--slo-ms)")
+    try:
         calls, space = call_times(making, settings, slo_s)
-        return LearntPolicy(actor, encoder_for(making, slo_s, calls, space), ranges_of(path))
-    except (NetworkError, ProfileError, ValueError) as error:
+        return encoder_for(making, slo_s, calls, space)
+    except (ProfileError, ValueError) as error:
         raise SettingsError(f"{NAME}: {error}") from error
 
 

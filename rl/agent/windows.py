@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
+
+from autoscaler.build import limits_of
 from autoscaler.checked import from_table
-from autoscaler.contract import Configuration
-from autoscaler.decision.limits import LimitSettings
+from autoscaler.contract import Capacity, Configuration
 from autoscaler.logger import configuration_of, read_contexts, read_decisions
 from autoscaler.policies import Making
 from autoscaler.prices import PriceSheet
-from autoscaler.settings import ControllerSettings, runtime_of
+from autoscaler.settings import ControllerSettings
 from autoscaler.topology import load_topology
 from evaluation.comparison.learnt_files import published_actor
+from moe.errors import ManifestError
 from platform_words.memory import CONTAINERS, PROCESS
 from rl.agent.actor import SisoActor
 from rl.agent.contract import Batch, State
 from rl.agent.errors import NetworkError
 from rl.agent.export import load
-from rl.agent.policy import LearntPolicy, make
+from rl.agent.policy import NAME, encoder_of
 from rl.episodes import Clip, episode_of, work_of
-from rl.experience import Tick, ticks
+from rl.experience import Tick, states
 from rl.features import Encoder
 
 SLACK_S = 1e-3
@@ -58,45 +61,81 @@ def fresh(actor_file: Path | None, name: str, pattern: str, seed: int, mean_rps:
     return Window(actor, episode.encoder, episode.state(), about, {})
 
 
-def logged(folder: Path, at_s: float | None, actor_file: Path | None) -> Window:
+def logged(folder: Path, at_s: float | None, actor_file: Path | None, manifest: Path | None = None) -> Window:
     """The window of a controller's log that ended at ``at_s`` (Unix time; None: the last one).
 
-    The state is made again from the log by the encoder that decided then. Raises NetworkError, LogError, SettingsError.
+    The state is made again from the log by the encoder that decided then. ``manifest``: as of :func:`making_of_log`.
+    Raises NetworkError, LogError, SettingsError.
     """
-    context = controller_context(folder)
-    if context is None:
-        raise NetworkError(f"{folder} holds no log of a controller; give the folder of windows-*.parquet")
-    stored = list(ticks(folder))
-    wanted = [tick for tick in stored if at_s is None or abs(tick.observation.end_s - at_s) < SLACK_S]
-    if not wanted:
-        ends = f"{stored[0].observation.end_s:.3f} to {stored[-1].observation.end_s:.3f}" if stored else "none"
-        raise NetworkError(f"{folder} has no window that ended at {at_s}; stored are {ends}")
-    last = wanted[-1]
-    making = making_of(context)
-    policy = make(making)
-    if not isinstance(policy, LearntPolicy):
-        raise NetworkError(f"{folder} is not of a learnt policy")
+    making = making_of_log(folder, manifest)
+    if making.settings.policy != NAME and actor_file is None:
+        raise NetworkError(f"{folder} is of the policy {making.settings.policy}, not of {NAME}; name an actor to ask")
+    making = as_learnt(making)
     path = actor_file or Path(
         str(making.table().get("actor", "") or published_actor(making.topology.pipeline, meter_of(making)))
     )
-    state = state_at(policy.encoder, stored, last)
+    encoder = encoder_of(making)
+    last, state = _at(folder, at_s, encoder)
+    end_s = last.observation.end_s
+    decided = (pc.field("end_s") > end_s - SLACK_S) & (pc.field("end_s") < end_s + SLACK_S)
     desired = {
         row["function"]: asked
-        for row in read_decisions(folder).to_pylist()
-        if abs(row["end_s"] - last.observation.end_s) < SLACK_S and (asked := configuration_of(row, "wish_"))
+        for row in read_decisions(folder).filter(decided).to_pylist()
+        if (asked := configuration_of(row, "wish_"))
     }
     about = {
         "pipeline": last.observation.pipeline,
-        "end_s": last.observation.end_s,
+        "end_s": end_s,
         "policy": last.policy,
         "simulated": False,
     }
-    return Window(load(path), policy.encoder, state, about, desired)
+    return Window(load(path), encoder, state, about, desired)
 
 
-def controller_context(folder: Path) -> Mapping[str, Any] | None:
-    """What the last controller that logged to ``folder`` was made with; None where none did. Raises LogError."""
-    return next((context for context in reversed(read_contexts(folder)) if "settings" in context), None)
+def _at(folder: Path, at_s: float | None, encoder: Encoder) -> tuple[Tick, State]:
+    """A stored window, and its state with the history that the policy had then. Raises NetworkError."""
+    ends = list[float]()
+    wanted: tuple[Tick, State | None] | None = None
+    try:
+        for tick, state in states(folder, encoder):
+            ends.append(tick.observation.end_s)
+            if at_s is None or abs(ends[-1] - at_s) < SLACK_S:
+                wanted = tick, state
+    except ValueError as error:
+        raise NetworkError(f"{folder}: {error}") from error
+    if wanted is None:
+        stored = f"{ends[0]:.3f} to {ends[-1]:.3f}" if ends else "none"
+        raise NetworkError(f"{folder} has no window that ended at {at_s}; stored are {stored}")
+    tick, state = wanted
+    if state is None:
+        raise NetworkError("that window's data is stale or incomplete: nothing was decided in it")
+    return tick, state
+
+
+def making_of_log(folder: Path, manifest: Path | None = None) -> Making:
+    """What the policy of the last controller that logged to ``folder`` was made of.
+
+    ``manifest``: the pipeline's folder, where it is not where that controller had it; of a log of several pipelines
+    it also names the one that is meant. Raises NetworkError where there is none, LogError, SettingsError.
+    """
+    name = None if manifest is None else load_topology(manifest).pipeline
+    for context in reversed(read_contexts(folder)):
+        if "settings" in context and name in (None, context.get("pipeline", name)):
+            try:
+                return making_of(context, manifest)
+            except ManifestError as error:
+                hint = "; name the pipeline's folder (--manifest)" if manifest is None else ""
+                raise NetworkError(f"{folder}: {error}{hint}") from error
+    of_name = "" if name is None else f" for {name}"
+    raise NetworkError(f"{folder} holds no log of a controller{of_name}; give the folder of windows-*.parquet")
+
+
+def as_learnt(making: Making, policy_settings: Path | None = None, slo_s: float | None = None) -> Making:
+    """The same for the learnt policy: with the settings that are given, else those of the log where it was that."""
+    settings = making.settings
+    given = policy_settings or (settings.policy_settings if settings.policy == NAME else None)
+    asked = replace(settings, policy=NAME, policy_settings=given, slo_s=slo_s or settings.slo_s)
+    return replace(making, settings=asked)
 
 
 def meter_of(making: Making) -> str:
@@ -104,28 +143,20 @@ def meter_of(making: Making) -> str:
     return str(making.table().get("meter", "provisioned"))
 
 
-def state_at(encoder: Encoder, stored: list[Tick], last: Tick) -> State:
-    """The state of a stored window, with the history that the policy had then."""
-    memory = None
-    for tick in stored:
-        if tick.observation.stale or tick.observation.requests is None:
-            if tick is last:
-                raise NetworkError("that window's data is stale or incomplete: nothing was decided in it")
-            continue
-        state, memory = encoder.encode(tick.observation, memory)
-        if tick is last:
-            return state
-    raise NetworkError("that window is not among those stored")
-
-
-def making_of(context: Mapping[str, Any]) -> Making:
-    """What the policy of a log was made of: its settings are in the log. Raises SettingsError."""
+def making_of(context: Mapping[str, Any], manifest: Path | None = None) -> Making:
+    """What the policy of a log was made of: its settings are in the log. ``manifest``: the pipeline's folder, by
+    default the controller's. Raises SettingsError."""
     names = {entry.name for entry in fields(ControllerSettings)}  # older logs hold settings that are gone
     stored = {name: value for name, value in context["settings"].items() if name in names}
     if "orchestration" not in stored:  # an older log, of a controller that took every gateway for the process backend
         stored["orchestration"] = CONTAINERS if stored.get("platform") == "kubernetes" else PROCESS
+    if "capacity" in context:  # what the files held then
+        stored |= {"capacity": None, "policy_settings": context["policy_settings"] or None}
+    if manifest is not None:
+        stored["manifest_dir"] = str(manifest)
     settings = from_table(ControllerSettings, stored)
     topology = load_topology(settings.manifest_dir, settings.max_functions)
-    runtime = runtime_of(settings, topology.dtype)
-    limits = LimitSettings(space=settings.space, alpha=settings.alpha, runtime=runtime)
+    limits = limits_of(settings, topology.dtype)
+    if context.get("capacity"):
+        limits = replace(limits, capacity=from_table(Capacity, context["capacity"]))
     return Making(settings, topology, limits, PriceSheet(**context["prices"]), measured=True)

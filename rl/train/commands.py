@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 
 from autoscaler.options import options_of
+from rl.agent.log_options import manifest_option
 from rl.train.display import Display, interruptible
 from rl.train.errors import TrainingError
 from rl.train.limit import Limit
@@ -39,6 +40,7 @@ DEFAULT = TrainingSettings()
     default=None,
     help="A controller's log folder (smoe autoscale --log-dir): its windows are learnt from, too.",
 )
+@manifest_option
 @click.option(
     "--minutes",
     type=click.FloatRange(0.1, 1e5),
@@ -56,8 +58,8 @@ DEFAULT = TrainingSettings()
 )  # fmt: skip
 def train(
     workloads: tuple[str, ...], folder: Path | None, slo_ms: tuple[float, ...], profile: Path | None, cpu_scale: float,
-    other_machine: bool, slo_factor: float | None, cluster: bool, traces: Path | None, log: Path | None, minutes: float,
-    out: Path, **options: Any,
+    other_machine: bool, slo_factor: float | None, cluster: bool, traces: Path | None, log: Path | None,
+    manifest: Path | None, minutes: float, out: Path, **options: Any,
 ) -> None:  # fmt: skip
     """Learn one policy for all the workloads, and keep the best actor that validation clips have seen.
 
@@ -82,7 +84,9 @@ def train(
     with interruptible(console) as stop:
         limit = Limit(minutes, stop.is_set)
         with Display(console, limit, settings.windows) as display:
-            run = Run(settings, out, traces, log, lambda name, clips: console.print(f"{name}: {clips} hours"), limit)
+            run = Run(
+                settings, out, traces, log, lambda name, clips: console.print(f"{name}: {clips} hours"), limit, manifest
+            )
             for note in run.validator.notes():
                 console.print(note)
             run.go(display.validation)

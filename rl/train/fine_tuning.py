@@ -13,10 +13,13 @@ from rich.console import Console
 from rich.progress import Progress
 from stable_baselines3.common.logger import Logger
 
+from autoscaler.checked import from_table
+from autoscaler.policy.bursting import BurstingSettings
 from autoscaler.prices import money
 from evaluation.provenance import code_sha256
 from rl.agent.ddpg.algorithm import PipelineDDPG
 from rl.agent.export import save
+from rl.agent.log_options import manifest_option
 from rl.train import online
 from rl.train.errors import TrainingError
 from traces.options import json_option
@@ -37,6 +40,7 @@ from traces.provenance import path_sha256
     required=True,
     help="A controller's log folder (smoe autoscale --log-dir).",
 )
+@manifest_option
 @click.option("--updates", type=click.IntRange(1, 100_000), default=200, help="Updates of the networks.")
 @click.option(
     "--policy-settings",
@@ -52,8 +56,9 @@ from traces.provenance import path_sha256
 )
 @json_option
 def fine_tune(
-    folder: Path, log: Path, updates: int, policy_settings: Path | None, slo_ms: float | None, out: Path, as_json: bool
-) -> None:
+    folder: Path, log: Path, manifest: Path | None, updates: int, policy_settings: Path | None, slo_ms: float | None,
+    out: Path, as_json: bool,
+) -> None:  # fmt: skip
     """Let a trained agent learn from windows that a controller logged, and write its actor.
 
     Learns from decisions that were taken behind the limits, by whichever policy, and draws none of its own. The run's
@@ -66,7 +71,9 @@ def fine_tune(
             f"{folder} holds no training run; give the --out of smoe lab train, which has checkpoint.zip"
         )
     torch.set_num_threads(1)
-    logged = online.read(log, policy_settings, None if slo_ms is None else slo_ms / 1000)
+    run = json.loads(made_by.read_text())
+    standbys = from_table(BurstingSettings, run["settings"].get("standbys", {}))
+    logged = online.read(log, policy_settings, None if slo_ms is None else slo_ms / 1000, manifest, standbys.burst)
     agent = PipelineDDPG.load(checkpoint)
     agent.set_logger(Logger(None, []))
     before = online.desired(agent, logged)
@@ -77,7 +84,6 @@ def fine_tune(
     after = online.desired(agent, logged)
     tuned = {"log_sha256": path_sha256(log), "windows": len(logged.windows), "updates": updates}
     out.parent.mkdir(parents=True, exist_ok=True)
-    run = json.loads(made_by.read_text())
     save(out, agent.actor.network, {**run, "fine_tuned": {**tuned, "code_sha256": code_sha256("rl.train.fine_tuning")}})
     outcome = {**tuned, "actor": str(out), **_compared(logged, before, after)}
     click.echo(json.dumps(outcome) if as_json else _described(outcome))

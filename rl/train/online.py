@@ -9,25 +9,30 @@ itself: in the controller its decisions pass the same limits as before.
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from autoscaler.settings import ControllerSettings, window_of
+from autoscaler.contract import Burst
+from autoscaler.settings import window_of
 from rl.agent.contract import Batch
 from rl.agent.ddpg.algorithm import PipelineDDPG
 from rl.agent.ddpg.buffer import WindowStep
 from rl.agent.ddpg.exploration import decide
-from rl.agent.policy import NAME, LearntPolicy, make
-from rl.agent.windows import controller_context, making_of
+from rl.agent.errors import NetworkError
+from rl.agent.policy import encoder_of
+from rl.agent.windows import as_learnt, making_of_log
 from rl.experience import Experience, experiences
 from rl.features import NODE_FEATURES, PIPELINE_FEATURES, Encoder
 from rl.features.configuration_index import REPLICAS
 from rl.train.errors import TrainingError
 
+log = logging.getLogger("smoe.train")
 FEWEST = 64
 """Windows below which nothing is learnt: a handful teaches little, and forgets much."""
 
@@ -62,33 +67,44 @@ class Desired:
         return float(np.mean([not np.array_equal(one, another) for one, another in pairs]))
 
 
-def read(log: Path, policy_settings: Path | None = None, slo_s: float | None = None) -> Logged:
-    """The windows of ``log`` as the learnt policy would have seen them.
+def read(
+    folder: Path,
+    policy_settings: Path | None = None,
+    slo_s: float | None = None,
+    manifest: Path | None = None,
+    burst: Burst | None = None,
+) -> Logged:
+    """The windows of the log in ``folder`` as the learnt policy would have seen them.
 
     ``policy_settings``: its settings (TOML), by default those of the log where it was the policy; ``slo_s``: λ, by
-    default the log's. Raises TrainingError for fewer than ``FEWEST`` windows, LogError, SettingsError, and ValueError
-    where the log is of another pipeline than its manifest.
+    default the log's; ``manifest``: as of :func:`rl.agent.windows.making_of_log`; ``burst``: standbys of every expert
+    in training. Raises TrainingError for fewer than ``FEWEST`` windows, and where the log is of another pipeline than
+    its manifest; LogError, SettingsError.
     """
-    context = controller_context(log)
-    if context is None:
-        raise TrainingError(f"{log} holds no log of a controller; give the folder of windows-*.parquet")
-    making = making_of(context)
-    settings: ControllerSettings = making.settings
-    file = policy_settings or (settings.policy_settings if settings.policy == NAME else None)
-    asked = replace(settings, policy=NAME, policy_settings=file, slo_s=slo_s or settings.slo_s)
-    policy = make(replace(making, settings=asked))
-    assert isinstance(policy, LearntPolicy)
-    return Logged(making.topology.pipeline, windows_of(log, policy.encoder), policy.encoder, window_of(settings))
+    try:
+        making = as_learnt(making_of_log(folder, manifest), policy_settings, slo_s)
+    except NetworkError as error:
+        raise TrainingError(str(error)) from error
+    encoder = encoder_of(making)
+    return Logged(making.topology.pipeline, windows_of(folder, encoder, burst), encoder, window_of(making.settings))
 
 
-def windows_of(log: Path, encoder: Encoder) -> tuple[Experience, ...]:
-    """Raises TrainingError for fewer than ``FEWEST``, LogError."""
-    windows = tuple(experiences(log, encoder))
+def windows_of(folder: Path, encoder: Encoder, burst: Burst | None = None) -> tuple[Experience, ...]:
+    """Windows of experts with the standbys ``burst``; how many others are left out is logged. Raises TrainingError for
+    fewer than ``FEWEST``, and where the pipeline had other nodes; LogError."""
+    left_out = Counter[str]()
+    try:
+        windows = tuple(experiences(folder, encoder, burst, left_out))
+    except ValueError as error:
+        raise TrainingError(f"{folder}: {error}") from error
+    others = "".join(f"; {count} are left out for {reason}" for reason, count in left_out.items())
     if len(windows) < FEWEST:
         raise TrainingError(
-            f"{log} holds {len(windows)} windows to learn from; at least {FEWEST} are needed, decided "
-            f"one after the other"
+            f"{folder} holds {len(windows)} windows to learn from; at least {FEWEST} are needed, decided "
+            f"one after the other{others}"
         )
+    if others:
+        log.warning("%s: %d windows are learnt from%s", folder, len(windows), others)
     return windows
 
 

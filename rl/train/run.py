@@ -85,12 +85,14 @@ class Run:
         log: Path | None = None,
         on_workload: Callable[[str, int], object] = lambda workload, clips: None,
         limit: Limit | None = None,
+        manifest: Path | None = None,
     ) -> None:
-        """``log``: of a controller; its windows are in the replay before anything is simulated. ``on_workload`` hears
-        of each workload's number of validation clips. ``limit``: of all that is done; None: there is none. Raises
-        TrainingError, also where the limit is reached before the validation clips are chosen, and LogError."""
+        """``log``: of a controller; its windows are in the replay before anything is simulated; ``manifest``: as of
+        :func:`rl.agent.windows.making_of_log`. ``on_workload`` hears of each workload's number of validation clips.
+        ``limit``: of all that is done; None: there is none. Raises TrainingError, also where the limit is reached
+        before the validation clips are chosen, and LogError."""
         self.settings, self.out, self.data, self.limit = settings, out, data, limit or Limit()
-        self.logged = None if log is None else online.read(log)
+        self.logged = None if log is None else online.read(log, manifest=manifest, burst=settings.standbys.burst)
         out.mkdir(parents=True, exist_ok=True)
         self.record = record(settings, data) | ({} if log is None else {"log_sha256": path_sha256(log)})
         self._claim()

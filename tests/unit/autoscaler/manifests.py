@@ -23,8 +23,8 @@ NUMBERS = {
 }
 
 
-def write_pipeline(folder: Path) -> Path:
-    """``tiny``: two MoE layers of two experts."""
+def write_pipeline(folder: Path, name: str = "tiny") -> Path:
+    """``name``: two MoE layers of two experts."""
     first, last = ("token_ids", "lengths"), ("embedding", "states")
     middle, routed = ("hidden", "lengths"), ("residual", "x", "expert_ids", "gates")
     nodes = [
@@ -33,7 +33,7 @@ def write_pipeline(folder: Path) -> Path:
     ]
     nodes += [_node(expert_id(i, j), "expert", i, j, ("x",), ("y",)) for i in range(LAYERS) for j in range(EXPERTS)]
     manifest = Manifest(
-        "tiny",
+        name,
         "bert",
         "embedding",
         "float32",

@@ -6,12 +6,14 @@ import json
 from collections import defaultdict
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
 
-from autoscaler.build import shown
+from autoscaler.build import build_controller, shown
+from autoscaler.contract import Capacity
 from autoscaler.decision.limits import memory_need
 from autoscaler.logger import FunctionLogger
 from autoscaler.policies import Making
@@ -23,14 +25,16 @@ from rl.agent.contract import Batch
 from rl.agent.errors import NetworkError
 from rl.agent.explain import explain
 from rl.agent.export import save
-from rl.agent.policy import make
+from rl.agent.policy import encoder_of, make
 from rl.agent.settings import NetworkSettings
 from rl.agent.variants import actor
-from rl.agent.windows import logged, making_of
+from rl.agent.windows import as_learnt, logged, making_of, making_of_log
 from rl.features import NODE_FEATURES, PIPELINE_FEATURES
 from simulation.engine.controlled import simulate_policy
 from simulation.engine.simulation import Simulation
 from smoe.cli import cli
+from tests.doubles.fake_platform import FakePlatform
+from tests.unit.autoscaler.manifests import write_pipeline
 from tests.unit.rl.env.builders import START, episode, requests, workload
 
 
@@ -144,3 +148,61 @@ def test_memory_of_a_stored_decision_is_what_was_in_force(
 def test_a_folder_without_a_log_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NetworkError, match="holds no log of a controller"):
         logged(tmp_path, None, None)
+
+
+def logged_by_controller(folder: Path, manifest: Path, now_s: float = 1000.0, **more: Any) -> Path:
+    """The log of a controller of ``manifest`` that ticked once; nothing runs there."""
+    given = ControllerSettings("http://127.0.0.1:9", manifest, policy="static", log_dir=folder, slo_s=0.5, **more)
+    controller, _ = build_controller(given, FakePlatform({}))
+    controller.tick(now_s)
+    controller.close()
+    return folder
+
+
+def test_the_limits_of_a_stored_decision_are_the_controllers(tmp_path: Path) -> None:
+    capacity = tmp_path / "capacity.toml"
+    capacity.write_text("cores = 40.0\nmemory_mb = 9000.0\n")
+    folder = logged_by_controller(
+        tmp_path / "log", write_pipeline(tmp_path / "m"), min_replicas=2, max_replicas=20, capacity=capacity
+    )
+    capacity.unlink()
+    making = making_of_log(folder)
+    assert (making.limits.space.replicas_min, making.limits.space.replicas_max) == (2, 20)
+    assert making.limits.capacity == Capacity(cores=40.0, memory_mb=9000.0)
+    index = encoder_of(as_learnt(making)).configuration_index
+    twelve = {function: replace(START, replicas=12) for row in index.functions for function in row}
+    assert {one.replicas for one in index.configurations(index.actions(twelve)).values()} == {12}
+
+
+def test_a_log_is_read_where_the_controller_s_files_are_not(tmp_path: Path) -> None:
+    folder = logged_by_controller(tmp_path / "log", write_pipeline(tmp_path / "there"))
+    moved = (tmp_path / "there").rename(tmp_path / "here")
+    with pytest.raises(NetworkError, match="--manifest"):
+        making_of_log(folder)
+    assert making_of_log(folder, moved).topology.pipeline == "tiny"
+
+
+def test_policy_settings_of_a_log_are_those_of_its_time(tmp_path: Path) -> None:
+    settings = tmp_path / "burst.toml"
+    settings.write_text("[burst]\nstandbys = 2\n")
+    folder = logged_by_controller(tmp_path / "log", write_pipeline(tmp_path / "m"), policy_settings=settings)
+    settings.unlink()
+    assert making_of_log(folder).whole_table() == {"burst": {"standbys": 2}}
+
+
+def test_of_a_log_of_two_pipelines_the_one_that_is_named_is_taken(tmp_path: Path) -> None:
+    first, second = write_pipeline(tmp_path / "first"), write_pipeline(tmp_path / "second", "other")
+    for now_s, manifest in ((1000.0, first), (2000.0, second)):
+        logged_by_controller(tmp_path / "log", manifest, now_s)
+    assert making_of_log(tmp_path / "log").topology.pipeline == "other"
+    assert making_of_log(tmp_path / "log", first).topology.pipeline == "tiny"
+    with pytest.raises(NetworkError, match="no log of a controller for third"):
+        making_of_log(tmp_path / "log", write_pipeline(tmp_path / "third", "third"))
+
+
+def test_a_log_of_another_policy_is_explained_by_an_actor_that_is_named(tmp_path: Path, stored: Path) -> None:
+    folder = logged_by_controller(tmp_path / "log", write_pipeline(tmp_path / "m"))
+    with pytest.raises(NetworkError, match="is of the policy static"):
+        logged(folder, None, None)
+    with pytest.raises(NetworkError, match="stale or incomplete"):
+        logged(folder, None, stored)

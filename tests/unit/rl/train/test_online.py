@@ -12,6 +12,7 @@ import torch
 from click.testing import CliRunner
 from stable_baselines3.common.logger import Logger
 
+from autoscaler.contract import Burst
 from rl.agent.contract import Batch
 from rl.agent.ddpg.algorithm import PipelineDDPG
 from rl.agent.ddpg.settings import LearnerSettings
@@ -199,3 +200,32 @@ def test_a_log_of_another_pipeline_of_the_same_name_or_of_other_prices_is_refuse
     dearer.replay_buffer.register("bert-4", encoder.space, 1e6)
     with pytest.raises(TrainingError, match="priced by another sheet"):
         online.fill(dearer, windows)
+
+
+@pytest.mark.usefixtures("topology")
+def test_a_log_is_read_without_an_actor(
+    logged: tuple[Path, Encoder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(online, "FEWEST", 3)
+    gone = tmp_path / "smoe.toml"
+    gone.write_text('actor = "gone.safetensors"\n')
+    for policy_settings in (None, gone):
+        assert len(online.read(logged[0], policy_settings).windows) == WINDOWS - 1
+    assert "withdrawn" not in caplog.text
+
+
+def test_how_many_windows_are_left_out_and_why_is_logged_or_in_the_refusal(
+    logged: tuple[Path, Encoder], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(TrainingError, match="5 are left out for standbys"):
+        online.windows_of(*logged, burst=Burst(3))
+    monkeypatch.setattr(online, "FEWEST", 0)
+    online.windows_of(*logged, burst=Burst(3))
+    assert "0 windows are learnt from; 5 are left out for standbys" in caplog.text
+
+
+def test_a_log_of_other_nodes_than_the_manifest_s_is_refused(logged: tuple[Path, Encoder]) -> None:
+    larger = paper_workload("bert-8")
+    encoder = encoder_of(replace(larger, topology=replace(larger.topology, pipeline="bert-4")))
+    with pytest.raises(TrainingError, match="other nodes than those of bert-4"):
+        online.windows_of(logged[0], encoder)
