@@ -177,7 +177,7 @@ def _before(
 
 def _held(earlier: deque[tuple[Observation, State]], before: Observation, state: State) -> bool:
     """Whether what is in force in ``state`` was so in all ticks since ``before``."""
-    return all(np.array_equal(seen.present, state.present) for one, seen in earlier if one.end_s > before.end_s)
+    return all(np.array_equal(since.present, state.present) for one, since in earlier if one.end_s > before.end_s)
 
 
 def _has_burst(node: NodeObservation, burst: Burst | None) -> bool:
