@@ -10,7 +10,7 @@ are no target networks.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from copy import deepcopy
+from copy import copy, deepcopy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,6 +127,13 @@ class SharedNoise(ActionNoise):
         self._shape, self._deviations, self._rng = (layers, width), deviations, np.random.default_rng(seed)
         self.share = 1.0
         """Share of the deviations; lowered as a run goes on."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SharedNoise:
+        """With a stream of its own: stable-baselines3 copies the noise for each environment, and the same numbers in
+        all of them would explore no more than one."""
+        other = copy(self)
+        other._rng = self._rng.spawn(1)[0]
+        return other
 
     def __call__(self) -> NDArray[np.float32]:
         layers, width = self._shape

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from stable_baselines3.common.noise import VectorizedActionNoise
 
 from rl.agent.contract import Batch
 from rl.agent.errors import NetworkError
@@ -88,6 +89,11 @@ def test_another_file_is_refused_with_a_sentence(tmp_path) -> None:
     path.write_bytes(b"no tensors")
     with pytest.raises(NetworkError, match="is not the file of an actor"):
         load(path)
+
+
+def test_environments_do_not_share_their_noise_and_a_seed_makes_it_again() -> None:
+    drawn = [VectorizedActionNoise(SharedNoise(2, 3, (1.0, 0.5, 0.1), seed=1), 4)() for _ in range(2)]
+    assert len({row.tobytes() for row in drawn[0]}) == 4 and np.array_equal(drawn[0], drawn[1])
 
 
 def test_noise_is_partly_shared_and_leaves_priorities_alone() -> None:
