@@ -50,6 +50,7 @@ def with_file(folder: Path, policy: str, text: str) -> Policy:
     return made(folder, policy, policy_settings=path, max_replicas=5, scale_segments=False)
 
 
+@pytest.mark.slow
 def test_every_name_makes_a_policy_of_that_name(folder: Path, plan: Path) -> None:
     assert [made(folder, name, plan=plan, slo_s=0.1).name for name in POLICY_NAMES] == list(POLICY_NAMES)
 

@@ -82,6 +82,7 @@ def test_every_function_gets_all_rows_and_what_was_routed_is_counted(bert: Path)
     assert spent["experts"][1:] == spent["attention"][1:]
 
 
+@pytest.mark.slow
 def test_a_replica_that_dies_costs_no_answer(bert: Path) -> None:
     with LocalPipeline(
         bert, replicas=2, max_functions=6, nodes=("a", "b"), environ={**EXPERTS, "smoe_dispatch": "aebs"}

@@ -236,6 +236,7 @@ uvloop.run(serve())
 """
 
 
+@pytest.mark.slow
 async def test_a_process_that_may_open_few_files_serves_on_below_many_idle_connections() -> None:
     process = subprocess.Popen([sys.executable, "-c", FEW_FILES], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:

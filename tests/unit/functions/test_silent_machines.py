@@ -79,6 +79,7 @@ def story() -> Iterator[Callable[[Callable[[], Coroutine[Any, Any, None]]], None
         yield lambda told: thread.submit(asyncio.run, told()).result(100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut_first", [False, True], ids=["waiting for the answer", "sending"])
 def test_a_call_to_a_machine_that_falls_silent_is_answered_by_another_one(
     story: Callable[[Callable[[], Coroutine[Any, Any, None]]], None], monkeypatch: pytest.MonkeyPatch, cut_first: bool

@@ -32,6 +32,7 @@ def tokens(held: Held, known: Activations) -> np.ndarray:
     return token_load(held, known.tokens).max(axis=1)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60), deadline=None)
 @given(SHAPES)
 def test_no_expert_stands_twice_and_no_node_bears_more_than_eplbs_fullest(

@@ -114,6 +114,7 @@ def test_ingresses_of_one_node_are_added_and_a_pipeline_without_any_is_reported(
         seen_by([], profile, manifest)
 
 
+@pytest.mark.slow
 def test_the_plan_keeps_as_many_calls_on_their_nodes_as_any_within_memory(manifest: Manifest, tmp_path: Path) -> None:
     layers = manifest.layers
     profile = profile_of(tmp_path, {"a": 3 * layers, "b": 2 * layers}, expert_bytes(manifest))

@@ -85,6 +85,7 @@ def test_the_bound_lies_below_the_best_of_all_choices_and_is_worth_something(hos
     assert tightest > 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cores", [0.05, 0.4, 1.0])
 @pytest.mark.parametrize("host", [None, replace(HOST, noise=Noise.none())], ids=["cores-apart", "shared"])
 def test_a_request_alone_takes_just_what_the_bound_says(host: Host | None, cores: float) -> None:
