@@ -38,7 +38,6 @@ def simulate(requests: Requests, plan: np.ndarray = HALVES, cluster: Cluster | N
     return done.latency_s
 
 
-@pytest.mark.slow
 def test_local_call_costs_dense_part_and_expert() -> None:
     assert simulate(calls([(3.0, 0)], [[0]])).tolist() == pytest.approx([1.4 + 4.0])
 

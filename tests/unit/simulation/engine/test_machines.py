@@ -40,7 +40,6 @@ def everything_on(machine: int, count: int = 2, experts: Any = (2,)) -> dict[str
     return {node.function: [machine] for node in workload(experts).topology.nodes if node.kind != "ingress"}
 
 
-@pytest.mark.slow
 def test_machines_without_costs_change_nothing() -> None:
     arrivals = poisson(40.0, 300)
     bare, _ = simulated(None, arrivals)
