@@ -20,6 +20,7 @@ from autoscaler.observation import (
     NodeKind,
     NodeObservation,
     Observation,
+    reached,
 )
 from functions.dispatch.activation import Burst
 
@@ -55,6 +56,7 @@ __all__ = [
     "Resources",
     "TickReport",
     "Topology",
+    "reached",
 ]
 
 SLO_QUANTILE = 0.95

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 MIB = 2**20
 BLOCK_BYTES = 4096
 """Files take whole blocks, which is what a volume's limit counts."""
-KINDS = ("windows", "pipeline", "decisions")
-"""What names of the files begin with; they end in the time of their last window."""
 LOOKS = 64
 """The folder is looked through again when this part of the bound was written since: it may hold many thousand files."""
 
 
 class LogBound:
     """Keeps the logs in ``folder``, of this run and of others, within ``most_mb`` MiB; 0: no bound. What was written
-    last stays, however large it is."""
+    last stays, however large it is. ``kinds``: what names of the files begin with; they end in the time of their last
+    window."""
 
-    def __init__(self, folder: Path, most_mb: int) -> None:
-        self._folder, self._most_bytes = folder, most_mb * MIB
+    def __init__(self, folder: Path, kinds: Collection[str], most_mb: int) -> None:
+        self._folder, self._kinds, self._most_bytes = folder, kinds, most_mb * MIB
         self._written_bytes = self._most_bytes
         """Since the folder was last looked through; at the start it is to be."""
 
@@ -36,7 +35,7 @@ class LogBound:
     def _delete_oldest(self) -> None:
         """The files of a window go together."""
         groups: dict[str, list[Path]] = {}
-        for kind, suffix in itertools.product(KINDS, (".parquet", ".part")):  # a crash leaves parts
+        for kind, suffix in itertools.product(self._kinds, (".parquet", ".part")):  # a crash leaves parts
             for path in self._folder.glob(f"{kind}-[0-9]*{suffix}"):
                 groups.setdefault(path.stem.partition("-")[2], []).append(path)
         sizes = {name: sum(map(taken_bytes, paths)) for name, paths in groups.items()}

@@ -154,7 +154,7 @@ class FunctionLogger:
         self._context = {"schema_version": SCHEMA_VERSION, **context}
         self._tables: dict[str, list[pa.Table]] = {kind: [] for kind in _SCHEMAS}
         self._last_end_s = 0.0
-        self._bound = LogBound(folder, most_mb)
+        self._bound = LogBound(folder, _SCHEMAS, most_mb)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="log")
         self._writing: Future[None] | None = None
 

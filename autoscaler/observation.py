@@ -133,6 +133,12 @@ class GenerationObservation:
     """Texts that gave their pages back to others."""
 
 
+def reached(windows: float, limit: float) -> bool:
+    """Whether counted ``windows`` (:attr:`Observation.news`) are ``limit``: sixths of windows do not add up to whole
+    ones to the last digit."""
+    return windows >= limit - 1e-6
+
+
 @dataclass(frozen=True)
 class Observation:
     """One window of the whole pipeline."""

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from autoscaler.contract import Burst, Configuration, Memory, NodeObservation, Observation, Policy, Proposal
+from autoscaler.contract import Burst, Configuration, Memory, NodeObservation, Observation, Policy, Proposal, reached
 from autoscaler.state.targets import Targets
 
 UNSEEN = "requests were answered, and how fast is not known"
@@ -223,14 +223,14 @@ def _judged(
     doubted = before.doubted + news if doubt else 0.0
     if before.why:
         calm = 0.0 if missed or doubt else before.calm + judged * news
-        if _reached(calm, settings.calm_windows * 2 ** min(before.takeovers - 1, MOST_DOUBLED)):
+        if reached(calm, settings.calm_windows * 2 ** min(before.takeovers - 1, MOST_DOUBLED)):
             return replace(after, bad=settings.windows - 1.0, doubted=0.0, calm=0.0, why="")
         return replace(after, doubted=doubted, calm=calm)
     fault = _fault(before, observation, proposal, settings) if missed else ""
     kept = judged and not missed
     bad = before.bad + news if fault else max(0.0, before.bad - kept * news / settings.forgiving)
-    why = fault if fault and _reached(bad, settings.windows) else ""
-    why = why or (doubt if _reached(doubted, settings.doubt_windows) else "")
+    why = fault if fault and reached(bad, settings.windows) else ""
+    why = why or (doubt if reached(doubted, settings.doubt_windows) else "")
     return replace(after, bad=bad, doubted=doubted, calm=0.0, why=why, takeovers=before.takeovers + bool(why))
 
 
@@ -239,11 +239,6 @@ def _silent_since_s(before: FallbackMemory, observation: Observation) -> float |
     if observation.requests or not observation.in_flight:
         return None
     return observation.end_s if before.silent_since_s is None else before.silent_since_s
-
-
-def _reached(windows: float, limit: float) -> bool:
-    """Sixths of windows do not add up to whole ones to the last digit."""
-    return windows >= limit - 1e-6
 
 
 def _fault(before: FallbackMemory, observation: Observation, proposal: Proposal, settings: FallbackSettings) -> str:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
-from autoscaler.contract import Burst, Configuration, Memory, Observation, Policy, Proposal
-from autoscaler.policies import BURST_TABLE, Making, make_policy
+from autoscaler.contract import Burst, Policy
+from autoscaler.policies import BURST_TABLE, make_policy
 from autoscaler.policy.hpa import hpa_of_windows
-from autoscaler.settings import ControllerSettings
+from autoscaler.policy.static import StaticPolicy
 from benchmarks.agent.replayed import Replayed, under
 from benchmarks.agent.trained import Trained, ValidationHour
 from evaluation.comparison.grid import BURST_SUFFIX
-from evaluation.comparison.policies import DEFAULT_BURST, limits_of
+from evaluation.comparison.policies import DEFAULT_BURST, making_of
 from evaluation.tuning.constants import search_constants
 from evaluation.tuning.outcomes import MOST_VIOLATED
 from rl.episodes import Clip, Episode
@@ -51,9 +50,10 @@ def best_constant(run: Trained, hours: Sequence[ValidationHour], trials: int) ->
         outcomes = [hour.outcome(chosen.configurations) for hour in searched]
         over = sum(value > 1 for _, values in outcomes for value in values)
         return Opponent("constant", float(np.mean([cost for cost, _ in outcomes])), over)
-    replayed = [
-        under(Held(one.hour.deployment(chosen.configurations)), from_start(one.begin()), one.clip, run) for one in hours
-    ]
+    replayed = []
+    for one in hours:
+        held = StaticPolicy(one.hour.deployment(chosen.configurations), "constant")
+        replayed.append(under(held, from_start(one.begin()), one.clip, run))
     return _summed("constant", replayed)
 
 
@@ -75,35 +75,10 @@ def best_rule(run: Trained, hours: Sequence[ValidationHour]) -> Opponent:
 
 def rule(name: str, workload: Workload, clip: Clip, burst: Burst | None = None) -> Policy:
     """``hpa`` or ``staffing``, as the controller makes it for experts alone; ``burst``: standbys on top of it."""
-    space, table = workload.space, hpa_of_windows(clip.window_s) if name == "hpa" and clip.speed > 1 else {}
+    table = hpa_of_windows(clip.window_s) if name == "hpa" and clip.speed > 1 else {}
     table |= {} if burst is None else {BURST_TABLE: asdict(burst)}
-    settings = ControllerSettings(
-        gateway_url="http://127.0.0.1:8080",
-        manifest_dir=Path(),
-        policy=name,
-        policy_settings=table or None,
-        interval_s=clip.window_s,
-        slo_s=workload.slo_s,
-        min_replicas=space.replicas_min,
-        max_replicas=space.replicas_max,
-        scale_segments=False,
-        space=space,
-        alpha=workload.alpha,
-        runtime_mb=workload.runtime_mb,
-    )
-    making = Making(settings, workload.topology, limits_of(workload), workload.prices, measured=workload.measured)
+    making = making_of(name, workload, clip.window_s, table or None)
     return rule_for(making, RuleSettings(), workload) if name == "staffing" else make_policy(making)
-
-
-@dataclass(frozen=True)
-class Held:
-    """A policy that asks for the same at all times."""
-
-    configurations: dict[str, Configuration]
-    name = "constant"
-
-    def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal:
-        return Proposal(self.configurations, dict.fromkeys(self.configurations, "held"), memory)
 
 
 def from_start(episode: Episode) -> Episode:

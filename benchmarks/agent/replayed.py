@@ -95,7 +95,7 @@ def under(policy: Policy, episode: Episode, clip: Clip, run: Trained, taken_s: l
 
 
 def _siso(run: Trained, hours: Sequence[ValidationHour]) -> tuple[list[Replayed], float]:
-    actor, decide = cast(Actor, load(run.actor)), acting(run.actor)
+    actor, decide = actor_of(run.actor), acting(run.actor)
     episodes, replayed = [hour.begin() for hour in hours], [Replayed(hour.clip) for hour in hours]
     taken_s = list[float]()
 

@@ -45,14 +45,33 @@ def policy_of(name: str, workload: Workload, grid: Grid, group: Group) -> Policy
             **hpa_of_windows(grid.window_s),
             **(read_toml(table, SETTINGS) if isinstance(table, Path) else table or {}),
         }
+    folder = Path() if pipeline is None else Path(pipeline.folder)
+    making = making_of(base, workload, grid.window_s, table, folder, plan, group.seed)
+    if pipeline is None or base not in PLANNING:
+        return make_policy(making)
+    parts = (making.settings, making.topology, making.limits, making.prices)
+    return make_policy(MakingByProfile(*parts, pipeline, group.tokens, measured=making.measured))
+
+
+def making_of(
+    name: str,
+    workload: Workload,
+    window_s: float,
+    table: Path | Mapping[str, Any] | None,
+    folder: Path = Path(),
+    plan: Path | None = None,
+    seed: int = 0,
+) -> Making:
+    """What the controller makes the policy ``name`` of, for the experts of ``workload`` alone. ``table``: the policy's
+    settings; ``folder``: the pipeline's. Raises SettingsError."""
     settings = ControllerSettings(
         gateway_url="http://127.0.0.1:8080",
-        manifest_dir=Path() if pipeline is None else Path(pipeline.folder),
-        policy=base,
+        manifest_dir=folder,
+        policy=name,
         policy_settings=table,
         plan=plan,
-        policy_seed=group.seed,
-        interval_s=grid.window_s,
+        policy_seed=seed,
+        interval_s=window_s,
         slo_s=workload.slo_s,
         min_replicas=workload.space.replicas_min,
         max_replicas=workload.space.replicas_max,
@@ -61,10 +80,7 @@ def policy_of(name: str, workload: Workload, grid: Grid, group: Group) -> Policy
         alpha=workload.alpha,
         runtime_mb=workload.runtime_mb,
     )
-    parts = (settings, workload.topology, limits_of(workload), workload.prices)
-    if pipeline is None or base not in PLANNING:
-        return make_policy(Making(*parts, measured=workload.measured))
-    return make_policy(MakingByProfile(*parts, pipeline, group.tokens, measured=workload.measured))
+    return Making(settings, workload.topology, limits_of(workload), workload.prices, measured=workload.measured)
 
 
 def _table(name: str, workload: Workload, grid: Grid, group: Group) -> Path | Mapping[str, Any] | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autoscaler.contract import Memory, NodeObservation, Observation
+from autoscaler.contract import Memory, NodeObservation, Observation, reached
 from rl.agent.doubts import alone_s
 from simulation.workloads.workload import Workload
 
@@ -49,7 +49,7 @@ class Correction:
         times = self.times if now is None else math.sqrt(self.times * now) if self.measured else now
         p95_s, shown, late = observation.latency_p95_s, self.shown + observation.news, self.late
         if p95_s is not None:
-            whole = shown >= 1.0 - 1e-6 or not late
+            whole = reached(shown, 1.0) or not late
             late = (*(late if whole else late[:-1]), p95_s / workload.slo_s)[-RECENT:]
             shown = 0.0 if whole else shown
         return Correction(min(max(times, 1 / MOST), MOST), self.measured or now is not None, late, shown)

@@ -15,7 +15,7 @@ from math import isclose, log2
 
 import numpy as np
 
-from autoscaler.contract import Burst, Observation
+from autoscaler.contract import Burst, Observation, reached
 
 STEPS = 8
 """Sizes of the margin between none and all of it: each is a new rule for every function."""
@@ -68,7 +68,7 @@ class Floor:
     def after(self, windows: float) -> Floor:
         """With so many more windows that kept λ."""
         kept = self.kept + windows
-        if kept < self.times * AGAIN:
+        if not reached(kept, self.times * AGAIN):
             return replace(self, kept=kept)
         return replace(self, size=max(self.size - 1, 0), kept=0.0)
 
@@ -117,7 +117,7 @@ class Margin:
             return replace(self._kept(force, news / max(now, 1 / QUICK)), level=level, over=None, late=0.0)
         near = self.over is not None and abs(self.over - force) <= NEAR
         late = news + self.late if now > 1.0 and near else news
-        again = now > 1.0 and late >= IN_A_ROW - ROUNDED
+        again = now > 1.0 and reached(late, IN_A_ROW)
         floors = {**self.floors, **{near: replace(self.floors[near], kept=0.0) for near in self._near(force)}}
         if again:
             size = min(self.at(force) + BACK, STEPS)
@@ -129,7 +129,7 @@ class Margin:
         """Also of the floors of neighbours, as the largest was in force; of the common size where it was."""
         floors = {**self.floors, **{near: self.floors[near].after(windows) for near in self._near(force)}}
         kept = self.kept + (windows if self.at(force) == self.common else 0.0)
-        if kept < WINDOWS:
+        if not reached(kept, WINDOWS):
             return replace(self, kept=kept, floors=floors)
         return replace(self, common=max(self.common - 1, 0), kept=0.0, floors=floors)
 

@@ -104,7 +104,7 @@ def test_a_policy_whose_latency_nobody_sees_goes_after_two_windows(p95_s: float 
 
 
 def test_windows_that_overlap_count_once() -> None:
-    """Of 30 s, read every 5 s: six of them show one late burst."""
+    """Six windows of 30 s, read every 5 s, show the same late burst."""
     missed, kept = window(0.2, news=1 / 6), window(0.05, news=1 / 6)
     assert set(replicas(policy(), [kept, *[missed] * 17, *[kept] * 6])) == {1}
     assert replicas(policy(), [missed] * 18)[-2:] == [1, 5]

@@ -117,13 +117,19 @@ def test_a_target_whose_first_scrape_failed_counts_from_the_first_that_did_not(w
     assert seen.value(Series.NODE_TOKENS, "m", exporter.EXPERT) == pytest.approx(5.0 * exporter.TOKENS_PER_S)
 
 
-def test_an_ingress_that_comes_back_counts_from_its_first_scrape_since(world: tuple[World, Server]) -> None:
+def without_ingress(world: tuple[World, Server]) -> tuple[World, ScrapeSource]:
+    """A source that had the ingress once, at 100 s, and then not for longer than its longest window, until 115 s."""
     found, front = world
     source = ScrapeSource(front.url, AUTH)
     source.read(100.0, 5.0)
     found.jobs = ["gateway"]
     for now_s in (105.0, 110.0, 115.0):
         source.read(now_s, 5.0)
+    return found, source
+
+
+def test_an_ingress_that_comes_back_counts_from_its_first_scrape_since(world: tuple[World, Server]) -> None:
+    found, source = without_ingress(world)
     found.jobs, found.passed_s = ["gateway", "ingress"], 1000.0
     assert source.read(120.0, 5.0).stale
     found.passed_s = 1005.0
@@ -152,12 +158,7 @@ def test_no_more_scrapes_are_kept_than_the_longest_window_needs(world: tuple[Wor
 
 
 def test_old_targets_are_forgotten(world: tuple[World, Server]) -> None:
-    found, front = world
-    source = ScrapeSource(front.url, AUTH)
-    source.read(100.0, 5.0)
-    found.jobs = ["gateway"]
-    for now_s in (105.0, 110.0, 115.0):
-        source.read(now_s, 5.0)
+    found, source = without_ingress(world)
     assert list(source._targets) == [found.addresses["gateway"]]
 
 

@@ -15,7 +15,11 @@ from benchmarks.generation_soak import Soak
 class Failing(BaseHTTPRequestHandler):
     """Every stream ends with an error's event."""
 
+    asked = threading.Semaphore(0)
+    """Released by each request."""
+
     def do_POST(self) -> None:
+        self.asked.release()
         self.rfile.read(int(self.headers["content-length"]))
         self.send_response(200)
         self.end_headers()
@@ -38,8 +42,8 @@ def test_a_stream_that_ends_with_an_error_is_counted_as_wrong(address: str) -> N
     soak = Soak(address, [([1], "t1")], time.monotonic() + 60)
     client = threading.Thread(target=soak.client, args=(0,))
     client.start()
-    while client.is_alive() and soak.counts["whole"] + soak.counts["left"] < 3:
-        time.sleep(0.01)
+    for _ in range(3):
+        assert Failing.asked.acquire(timeout=60)
     soak.until_s = 0.0
     client.join()
     assert soak.counts["wrong"] == soak.counts.total() - soak.counts["wrong"] >= 3

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from autoscaler.policy.static import StaticPolicy
 from benchmarks.agent import __main__ as gate
-from benchmarks.agent.opponents import Held, Opponent, best_rule, from_start
+from benchmarks.agent.opponents import Opponent, best_rule, from_start
 from benchmarks.agent.replayed import Replayed, under, variety
 from benchmarks.agent.trained import Trained, ValidationHour, read
 from rl.episodes import Clip
@@ -61,9 +62,9 @@ def test_what_is_held_costs_its_price_on_either_meter_and_rules_are_compared_on_
     experts = {node.function: episode.present[node.function] for node in episode.workload.experts}
     price = sum(one.replicas * episode.workload.prices.unit_per_s(one) for one in experts.values())
     run = run_of({})
-    held = under(Held(experts), episode, CLIP, run)
+    held = under(StaticPolicy(experts), episode, CLIP, run)
     assert held.per_hour == pytest.approx(3600 * price) and len(held.decided) == 3
-    busy = under(Held(experts), from_start(hour.begin()), CLIP, Trained(**{**vars(run), "meter": "busy"}))
+    busy = under(StaticPolicy(experts), from_start(hour.begin()), CLIP, Trained(**{**vars(run), "meter": "busy"}))
     assert 0 < busy.per_hour < held.per_hour and busy.over == held.over
     rule = best_rule(run, [hour])
     assert rule.name in ("hpa", "hpa+burst", "staffing") and rule.cost > 0
