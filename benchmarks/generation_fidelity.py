@@ -26,13 +26,13 @@ from benchmarks.harness.options import AT_LEAST_1, PRESENT, benchmark, data_opti
 from benchmarks.harness.report import print_result, print_table, progress
 from benchmarks.harness.run_folder import run_folder
 from benchmarks.harness.streams import first_requests
-from functions.scheduling.settings import Targets
+from functions.scheduling.settings import CHUNK_TOKENS, Targets
 from moe.cache import PAGE_TOKENS
 from moe.manifest import load
 from simulation.generation.engine import Request
 from simulation.generation.measured import Measured, Sample, errors, fit
 from simulation.generation.replayed import simulate
-from simulation.profiles.generation.measure import CHUNK_TOKENS, Decoder, Settings, kv_tokens, measure, points
+from simulation.profiles.generation.measure import Decoder, Settings, kv_tokens, measure, points
 from traces import catalog
 from traces.completions import Completions, Lengths, lengths_of
 from traces.model import Trace

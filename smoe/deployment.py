@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from functions.scheduling.settings import CHUNK_TOKENS
 from moe.grouping import group
 from moe.kv_bytes import kv_bytes
 from moe.manifest import Manifest, Node
@@ -100,6 +101,8 @@ class DeploymentSettings:
     """The targets that ``arrow`` schedules for."""
     prefill_instances: int | None = None
     """Instances that begin with prefill; None: half of them."""
+    chunk_tokens: int = CHUNK_TOKENS
+    """Tokens of an iteration with parts of prompts (``smoe_chunk_tokens``)."""
     profiles: str | None = None
     """Folder in which the ingress keeps what instances can do."""
     write_timeout_s: int = 30
@@ -246,6 +249,7 @@ def _ingress(manifest: Manifest, settings: DeploymentSettings) -> dict[str, Any]
     if settings.ingress_passes:
         deployment["envVars"]["smoe_max_passes"] = str(settings.ingress_passes)
     if manifest.task == "causal-lm":
+        deployment["envVars"]["smoe_chunk_tokens"] = str(settings.chunk_tokens)
         deployment["annotations"][CONTEXT] = str(manifest.architecture["max_positions"])
     deployment["labels"] |= {
         NODES_LABEL: "ingress",

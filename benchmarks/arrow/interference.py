@@ -5,7 +5,8 @@ Simulated: two instances of SmolLM2-135M in whole-model times of one core of thi
 request's times. Greatest requests/s at 90 % for colocated instances, one for prefill and one for decode, Arrow and
 ``deadline``: without interference, with ``--slowdown`` (default: the profile's own, or what ``smoe lab profile smollm2
 --neighbour`` measured), and with decodes next to prompts that take twice as long, which was not measured. Two instances
-on two cores only: more neighbours were not measured. Seeds: nothing is random. The last line is one JSON object.
+on two cores only: more neighbours were not measured. With ``--chunks`` instead: without interference, iterations of so
+many tokens. Seeds: nothing is random. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ def rates(requests: list[Request], times: Measured, targets: Targets) -> dict[st
 @click.option("--requests", "most", type=click.IntRange(10, 20_000), default=500, help="First of each trace.")
 @click.option("--slack", default=5.0, type=click.FloatRange(1.1, 1000), help="Targets over unloaded times.")
 @click.option("--slowdown", default="", callback=listed(float), help="Prefill by prefill, by decode; decode by both.")
+@click.option("--chunks", default="", callback=listed(int), help="Tokens of an iteration, comma list.")
 @click.option("--profile", type=click.Path(path_type=Path, exists=True), default=None, help="Of a decoder.")
 @click.option("--traces", default="llm-code,llm-conv", callback=listed(str), help="Of the traces, comma list.")
 @data_option
@@ -79,6 +81,7 @@ def main(
     most: int,
     slack: float,
     slowdown: tuple[float, ...],
+    chunks: tuple[int, ...],
     profile: Path | None,
     traces: tuple[str, ...],
     data: Path | None,
@@ -93,15 +96,16 @@ def main(
     for name in names:
         requests = shortened(requests_of(name, folder, most))
         targets = unloaded(requests, times, slack)
-        cases = {"alone": ALONE, "measured": tuple(slowdowns), "decodes next to prompts twice as long": TWICE}
-        result[name] = {
-            which: rates(requests, replace(times, slowdown=factors), targets) for which, factors in cases.items()
-        }
+        factors = {"alone": ALONE, "measured": tuple(slowdowns), "decodes next to prompts twice as long": TWICE}
+        cases = {which: replace(times, slowdown=factor) for which, factor in factors.items()}
+        if chunks:
+            cases = {f"parts of {chunk}": replace(times, slowdown=ALONE, chunk_tokens=chunk) for chunk in chunks}
+        result[name] = {which: rates(requests, case, targets) for which, case in cases.items()}
         rows = [
             (which, *(f"{one:.3f}" for one in by.values()), f"{by['1 + 1'] / by['colocated']:.2f}")
             for which, by in result[name].items()
         ]
-        heads = ("slowdown", *result[name]["alone"], "1 + 1 over colocated")
+        heads = ("case", *next(iter(result[name].values())), "1 + 1 over colocated")
         print_table(f"Simulated, {name} / {DIVISOR}: requests/s of two instances", heads, rows)
     print_result({"simulated": True, "slowdown": slowdowns, "slack": slack, "requests_s": result}, seed=0)
 

@@ -72,7 +72,13 @@ class Generator:
         self._joining: list[Instance] = []
         """Instances that are being measured."""
         self.phases = phases_of(schedule)
-        self._profiler = Profiler(manifest, schedule.profiles, timeout_s, lambda: not self.runs and self.queued > 0)
+        self._profiler = Profiler(
+            manifest,
+            schedule.profiles,
+            timeout_s,
+            lambda: not self.runs and self.queued > 0,
+            chunk_tokens=schedule.chunk_tokens,
+        )
         if self.phases is not None:
             self._start(self.phases.watch())
 
@@ -114,6 +120,7 @@ class Generator:
             "schedule": self._schedule.rule,
             "ttft_s": self._schedule.targets.ttft_s,
             "tpot_s": self._schedule.targets.tpot_s,
+            "chunk_tokens": self._schedule.chunk_tokens,
             "waiting": len(self.waiting.texts) + len(self.waiting.parked),
             "joining": len(self._joining),
             "instances": [
@@ -265,7 +272,15 @@ class Generator:
     def _begin(self, instance: Instance) -> InstanceRun:
         drain = Drain(self._schedule.drain_s, self._elsewhere)
         run = InstanceRun(
-            instance, self.waiting, self.measures, self._timeout_s, self._computed, self._place, self.phases, drain
+            instance,
+            self.waiting,
+            self.measures,
+            self._timeout_s,
+            self._computed,
+            self._place,
+            self.phases,
+            drain,
+            self._schedule.chunk_tokens,
         )
         self.runs.append(run)
         self._start(run.run()).add_done_callback(lambda task: self._ended(run, task))

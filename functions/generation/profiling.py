@@ -20,12 +20,11 @@ from typing import Any
 import orjson
 
 from functions.generation.instance import Instance
-from functions.generation.run import ITERATION_TOKENS
 from functions.generation.sampling import Sampler, Sampling
 from functions.generation.texts import Gathered, Text
 from functions.ingress.calls import PassContext
 from functions.scheduling.predictor import DecodeModel, PrefillModel, Profile, fit_decode, fit_prefill
-from functions.scheduling.settings import SchedulingError
+from functions.scheduling.settings import CHUNK_TOKENS, SchedulingError
 from functions.wire.errors import CallError, KvError
 from moe.manifest import Manifest
 
@@ -50,15 +49,22 @@ class Profiler:
     """Measures instances one after the other and keeps what it found in ``folder``; None: nowhere."""
 
     def __init__(
-        self, manifest: Manifest, folder: Path | None, timeout_s: float, awaited: Callable[[], bool] = lambda: False
+        self,
+        manifest: Manifest,
+        folder: Path | None,
+        timeout_s: float,
+        awaited: Callable[[], bool] = lambda: False,
+        chunk_tokens: int = CHUNK_TOKENS,
     ) -> None:
-        """``awaited``: whether texts wait for an instance to be measured, which then takes the least time."""
+        """``awaited``: whether texts wait for an instance to be measured, which then takes the least time;
+        ``chunk_tokens``: in parts of how many tokens prompts are computed."""
         self._folder, self._timeout_s, self._awaited = folder, timeout_s, awaited
+        self._chunk_tokens = chunk_tokens
         self._latest: Profile | None = None
         architecture = manifest.architecture.get("decoder", manifest.architecture)
         self._vocabulary, self._longest = int(architecture["vocab_size"]), int(architecture["max_positions"])
         self._pipeline = manifest.name
-        self._weights = blake2b(repr(manifest).encode(), digest_size=8).hexdigest()
+        self._weights = blake2b(repr((manifest, chunk_tokens)).encode(), digest_size=8).hexdigest()
         self._one_at_a_time = asyncio.Lock()
 
     async def profile(self, instance: Instance, name: int) -> Profile:
@@ -116,7 +122,7 @@ class Profiler:
         begun_s = loop.time()
         try:
             while text.kept < len(text.tokens):
-                part = min(ITERATION_TOKENS, len(text.tokens) - text.kept)
+                part = min(self._chunk_tokens, len(text.tokens) - text.kept)
                 await instance.run([(text, part)], self._context())
                 text.kept += part
             return loop.time() - begun_s

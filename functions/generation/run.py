@@ -1,7 +1,7 @@
 """The generation loop of one instance: continuous batching, one iteration at a time.
 
 An iteration is one pass: first every text that has a token to go on from (decode), then parts of prompts (prefill) up
-to ``ITERATION_TOKENS`` together. Texts join and leave between iterations.
+to ``chunk_tokens`` together. Texts join and leave between iterations.
 
 Pages: a text is admitted when those of all its tokens are free. Where a growing text finds none, the text that arrived
 last gives its pages back and waits at the head of the queue; it is computed again from its beginning, and what it wrote
@@ -31,6 +31,7 @@ from functions.generation.prefixes import KEEP_S, Prefixes
 from functions.generation.scoring import score
 from functions.generation.texts import Finish, Text, Waiting
 from functions.ingress.calls import PassContext
+from functions.scheduling.settings import CHUNK_TOKENS
 from functions.wire.arrays import Array, as_float32
 from functions.wire.errors import (
     BadInputError,
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ITERATION_TOKENS = 256
-"""Tokens of an iteration: more would hold back the texts that decode, fewer cost more hops for each prompt."""
 MAX_RUNNING = 128
 """Texts of an instance at once."""
 IDLE_S = 100.0
@@ -72,9 +71,11 @@ class InstanceRun:
         place: Callable[[], object],
         monitor: Phases | None = None,
         drain: Drain | None = None,
+        chunk_tokens: int = CHUNK_TOKENS,
     ) -> None:
         """``timeout_s``: time for each next token of a text; ``computed`` hears how many tokens each iteration had;
-        ``place`` lets waiting texts in, before each."""
+        ``place`` lets waiting texts in, before each; ``chunk_tokens``: those of an iteration, as far as prompts are in
+        it."""
         self.instance = instance
         self.prefixes = Prefixes(instance.page_tokens)
         self.texts: list[Text] = []
@@ -88,6 +89,7 @@ class InstanceRun:
         self.migrations = Migrations(instance, measures, timeout_s, self._arrived, self._begin_again)
         self.drain = drain or Drain()
         self._monitor = monitor
+        self._chunk_tokens = chunk_tokens
         self._waiting = waiting
         self._measures = measures
         self._timeout_s = timeout_s
@@ -354,7 +356,7 @@ class InstanceRun:
     def _next_iteration(self) -> Iteration:
         iteration = [(text, 1) for text in self.texts if len(text.tokens) - text.kept == 1]
         prompts = [text for text in self.texts if len(text.tokens) - text.kept > 1]
-        room = ITERATION_TOKENS - len(iteration)
+        room = self._chunk_tokens - len(iteration)
         if self._monitor is not None and prompts:
             prompts, room = self._monitor.pace(self, [text for text, _ in iteration], prompts, room, self._loop.time())
         for text in prompts:

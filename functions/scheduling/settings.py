@@ -5,6 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
+from platform_words.memory import CALL_TOKENS
+
+CHUNK_TOKENS = 256
+"""Tokens of an iteration where nothing else is set: more would hold back the texts that decode, fewer cost more hops
+for each prompt."""
+CHUNK_RANGE = (16, CALL_TOKENS)
+"""Fewest and most that may be set: a page of keys and values, and what functions take in one call under any memory
+limit."""
+
 
 class SchedulingError(ValueError):
     """What a scheduler was given makes no sense; the text is one sentence."""

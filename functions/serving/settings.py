@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from functions.scheduling.settings import ArrowSettings, SchedulingError, Targets
+from functions.scheduling.settings import CHUNK_RANGE, CHUNK_TOKENS, ArrowSettings, SchedulingError, Targets
 from platform_words.liveness import DEFAULT_S
 from platform_words.memory import PEAK_TOKENS
 
@@ -61,6 +61,8 @@ class ScheduleSettings:
     """``smoe_arrow``: ``name=value`` separated by commas, names as in ArrowSettings."""
     drain_s: float = 20.0
     """How long texts of an instance that is scaled away go on there (``smoe_drain``)."""
+    chunk_tokens: int = CHUNK_TOKENS
+    """Tokens of an iteration with parts of prompts (``smoe_chunk_tokens``)."""
 
 
 @dataclass(frozen=True)
@@ -245,7 +247,11 @@ def schedule_settings(environ: Mapping[str, str]) -> ScheduleSettings:
     folder = environ.get("smoe_profiles")
     rule = cast(Rule, _choice(environ, "smoe_schedule", get_args(Rule)))
     drain_s = duration_s("smoe_drain", environ.get("smoe_drain", "20s"))
-    return ScheduleSettings(rule, targets, prefill, Path(folder) if folder else None, arrow, drain_s)
+    chunk_tokens = _whole(environ, "smoe_chunk_tokens", CHUNK_TOKENS)
+    fewest, most = CHUNK_RANGE
+    if not fewest <= chunk_tokens <= most:
+        raise SettingsError(f"smoe_chunk_tokens is {chunk_tokens}; it takes {fewest} to {most} tokens of an iteration")
+    return ScheduleSettings(rule, targets, prefill, Path(folder) if folder else None, arrow, drain_s, chunk_tokens)
 
 
 def device_settings(environ: Mapping[str, str]) -> DeviceSettings:

@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 import click
 
+from functions.scheduling.settings import CHUNK_RANGE
 from functions.serving.settings import Rule
 from gateway.client.client import GatewayClient
 from gateway.client.state import DEFAULT_STATE, read_gateway_address, read_password
@@ -31,6 +32,11 @@ password_option = click.option(
     help="File with the gateway's basic-auth password. [default: the one in the state folder]",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+
+
+def chunk_option(what: str, default: int | None) -> Any:
+    """``--chunk-tokens``."""
+    return click.option("--chunk-tokens", type=click.IntRange(*CHUNK_RANGE), default=default, help=what)
 
 
 def connect(state: Path, gateway_url: str | None, password_file: Path | None) -> GatewayClient:
@@ -162,6 +168,11 @@ _REPLICAS = [
         "--prefill-instances",
         type=click.IntRange(1, 63),
         help="Instances that begin with prompts. [default: half of them]",
+    ),
+    chunk_option(
+        "Decoders: most tokens of an iteration with parts of prompts: fewer hold back texts less, more cost a prompt "
+        "fewer iterations.",
+        default=_DEFAULTS.chunk_tokens,
     ),
     click.option(
         "--ingress-replicas",

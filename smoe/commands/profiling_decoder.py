@@ -18,7 +18,7 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
-from functions.generation.run import ITERATION_TOKENS
+from functions.scheduling.settings import CHUNK_TOKENS
 from gateway.client.client import GatewayClient
 from moe.cache import PAGE_TOKENS
 from moe.manifest import Manifest
@@ -51,7 +51,7 @@ def profile_decoder(
     samples, turns, room = _measured(manifest, state, settings, cpu_scale, cores, neighbour, console)
     slowed = slowdown(turns) if neighbour else ALONE
     try:
-        measured = replace(fit(samples, ITERATION_TOKENS, room), slowdown=slowed)
+        measured = replace(fit(samples, CHUNK_TOKENS, room), slowdown=slowed)
     except FitError as error:
         raise ProfileError(str(error)) from error
     digest = sha256((folder / "pipeline.json").read_bytes()).hexdigest()

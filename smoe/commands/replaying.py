@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,7 +33,7 @@ from simulation.profiles.model.bundled import open_profile
 from simulation.profiles.model.errors import ProfileError, ProfileMismatchError
 from simulation.profiles.model.pipeline import measured_workload
 from simulation.workloads.workload import TokenLengths
-from smoe.commands.options import json_option
+from smoe.commands.options import chunk_option, json_option
 from smoe.deployment import DeploymentSettings, function_deployments
 from smoe.errors import SmoeError
 from traces import catalog, loading
@@ -84,6 +84,7 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
                 help="Of the decoder, or at the begin.",
             ),
             click.option("--schedule", type=click.Choice(sorted(SCHEDULES)), default="colocated", show_default=True),
+            chunk_option("Most tokens of an iteration with parts of prompts. [default: as measured]", default=None),
             seed_option,
             json_option,
         )
@@ -127,6 +128,9 @@ def replay(profile: Path, **options: Any) -> None:
     """
     stored = load(profile)
     measured = stored.measured
+    if options["chunk_tokens"] is not None:
+        measured = replace(measured, chunk_tokens=options["chunk_tokens"])
+        stored = replace(stored, measured=measured)
     requests, asked = _requests(options)
     if options["policies"]:
         _scaled(stored, requests, options)
@@ -141,7 +145,8 @@ def replay(profile: Path, **options: Any) -> None:
         raise SmoeError(str(error)) from error
     summary = summarise(requests, outcome, targets) | {
         "length_divisor": options["length_divisor"], "context": options["context"], "ignore_eos": True,
-        "cut_to_context": asked.cut, "instances": instances, "schedule": schedule, "lost": outcome.lost,
+        "cut_to_context": asked.cut, "instances": instances, "schedule": schedule,
+        "chunk_tokens": measured.chunk_tokens, "lost": outcome.lost,
         "flips": outcome.flips, "simulated": True,
     }  # fmt: skip
     if options["as_json"]:

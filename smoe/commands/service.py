@@ -15,6 +15,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from functions.scheduling.settings import CHUNK_TOKENS
 from gateway.backends.kubernetes.options import kubernetes_options, take_kubernetes_options
 from gateway.client.client import GatewayClient, lines_of
 from gateway.client.errors import GatewayRefusedError
@@ -450,8 +451,9 @@ def _check_takes_texts(manifest: Manifest, directory: Path) -> None:
 def check_schedule(manifest: Manifest, options: Mapping[str, Any]) -> None:
     """Raises click.UsageError where instances cannot be scheduled as asked for."""
     instances, prefill = options["instances"], options["prefill_instances"]
-    if manifest.task != "causal-lm" and (instances > 1 or options["schedule"] != "colocated"):
-        raise click.UsageError(f"--instances and --schedule are for decoders; {manifest.name} is none")
+    asked = instances > 1 or options["schedule"] != "colocated" or options["chunk_tokens"] != CHUNK_TOKENS
+    if manifest.task != "causal-lm" and asked:
+        raise click.UsageError(f"--instances, --schedule and --chunk-tokens are for decoders; {manifest.name} is none")
     if options["schedule"] in ("colocated", "deadline"):
         if prefill is not None:
             raise click.UsageError("--prefill-instances goes with --schedule arrow, minimal-load or round-robin")

@@ -19,13 +19,11 @@ import aiohttp
 import numpy as np
 import requests
 
+from functions.scheduling.settings import CHUNK_TOKENS
 from moe.manifest import Manifest
 from platform_words.headers import CALLER_KEY
 from simulation.generation.measured import Sample
 from simulation.profiles.model.errors import ProfileError
-
-CHUNK_TOKENS = 256
-"""Tokens of an iteration (functions.generation.run)."""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from functions.ingress.calls import NodeCaller
 from functions.ingress.passes import PipelinePass
 from functions.ingress.scatter import Scatter
 from functions.serving.instruments import IngressInstruments
+from functions.serving.settings import ScheduleSettings
 from functions.wire.errors import NoReplicaError, OverloadedError
 from functions.wire.messages import Reply, Request
 from moe.cache import PAGE_TOKENS
@@ -29,16 +30,21 @@ from moe.reference import WholeModel
 from tests.unit.functions.conftest import turns
 from tests.unit.functions.decoder_bench import POSITIONS, Bench, Collected, InProcess
 from tests.unit.functions.test_migration import Pair
+from tests.unit.moe import tiny
 
 
-def generator_of(directory: Path, timeout_s: float = 60.0, queue_limit: int = 3) -> Generator:
+def generator_of(
+    directory: Path, timeout_s: float = 60.0, queue_limit: int = 3, schedule: ScheduleSettings | None = None
+) -> Generator:
     """Over a dispatcher that knows no replica."""
     manifest, loop = load(directory), asyncio.get_running_loop()
     dispatcher = Dispatcher(loop)
     instruments = IngressInstruments("m", [node.id for node in manifest.nodes], manifest.layers, loop.time)
     caller = NodeCaller(manifest, group(manifest, 0), dispatcher, instruments)
     driver = PipelinePass(manifest, caller, Scatter(manifest, caller, dispatcher, instruments), instruments)
-    return Generator(manifest, caller, driver, dispatcher, queue_limit=queue_limit, timeout_s=timeout_s)
+    return Generator(
+        manifest, caller, driver, dispatcher, queue_limit=queue_limit, timeout_s=timeout_s, schedule=schedule
+    )
 
 
 def text_of(bench: Bench, name: str) -> tuple[object, Collected]:
@@ -81,6 +87,23 @@ async def test_the_queue_is_bounded_and_what_waits_too_long_gets_the_reason(
     await bench.over(*(sink for _, sink in pairs))
     assert all(isinstance(sink.error, NoReplicaError) for _, sink in pairs)
     assert generator.measures.ended == {"abort": 3}
+    generator.close()
+    await bench.end()
+
+
+async def test_prompts_are_computed_in_parts_of_what_is_set(model: WholeModel) -> None:
+    generator, bench = (
+        generator_of(model.directory, schedule=ScheduleSettings(chunk_tokens=16)),
+        Bench(InProcess(model, 40)),
+    )
+    instance = InProcess(model, 40)
+    generator._begin(instance)  # type: ignore[arg-type]
+    text = bench.text("a", tiny.texts((40,))[0], 2)
+    generator.add(text)
+    assert isinstance(text.sink, Collected)
+    await bench.over(text.sink)
+    assert [sum(count for _, count in one) for one in instance.iterations] == [16, 16, 8, 1]
+    assert generator.document()["chunk_tokens"] == 16
     generator.close()
     await bench.end()
 

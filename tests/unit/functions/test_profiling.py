@@ -76,3 +76,13 @@ async def test_the_next_instance_is_only_compared_where_it_is_as_fast(
     calls, _ = await calls_of(profiler, clocked, 1)
     assert calls == (7 if again else 1)
     assert len(list(tmp_path.glob("p-*.json"))) == 2  # each is kept under its own number
+
+
+async def test_prompts_are_measured_in_the_parts_that_are_set_and_kept_apart(clocked: Clocked, tmp_path: Path) -> None:
+    for parts in (256, 64):
+        profiler = Profiler(MANIFEST, tmp_path, 60.0, chunk_tokens=parts)
+        profile = await profiler.profile(clocked, 0)  # type: ignore[arg-type]
+        assert max(clocked.calls) == parts
+        assert profile.prefill.seconds(512) == pytest.approx(0.512 + 0.01 * 512 / parts, rel=0.1)
+        clocked.calls.clear()
+    assert len(list(tmp_path.glob("p-*.json"))) == 2

@@ -11,7 +11,7 @@ import yaml
 from click.testing import CliRunner
 
 from functions.scheduling.settings import Targets
-from functions.serving.settings import schedule_settings
+from functions.serving.settings import SettingsError, schedule_settings
 from gateway.backends.kubernetes import objects
 from gateway.backends.kubernetes.settings import KubernetesSettings
 from gateway.specs import parse_deployment
@@ -247,6 +247,27 @@ def test_instances_that_cannot_be_scheduled_are_refused(manifest: Manifest, opti
         check_schedule(replace(manifest, task="causal-lm"), taken)
     with pytest.raises(click.UsageError, match="are for decoders"):
         check_schedule(manifest, {**taken, "instances": 2})
+
+
+@pytest.mark.parametrize("schedule", ["colocated", "arrow"])
+def test_the_ingress_of_a_decoder_gets_the_tokens_of_an_iteration(manifest: Manifest, schedule: str) -> None:
+    decoder = replace(manifest, task="causal-lm")
+    settings = DeploymentSettings(instances=2, schedule=schedule, chunk_tokens=64)
+    ingress, *others = function_deployments(decoder, settings)
+    assert schedule_settings(ingress["envVars"]).chunk_tokens == 64
+    assert not any("smoe_chunk_tokens" in one["envVars"] for one in [*others, *function_deployments(manifest)])
+    taken = deploy.make_context("deploy", ["x", "--chunk-tokens", "64"]).params
+    check_schedule(decoder, taken)
+    with pytest.raises(click.UsageError, match="--chunk-tokens are for decoders"):
+        check_schedule(manifest, taken)
+
+
+@pytest.mark.parametrize("tokens", ["0", "15", "1025"])
+def test_an_iteration_of_too_few_or_too_many_tokens_is_refused(tokens: str) -> None:
+    with pytest.raises(SettingsError, match=rf"smoe_chunk_tokens is {tokens}; it takes 16 to 1024 tokens"):
+        schedule_settings({"smoe_chunk_tokens": tokens})
+    with pytest.raises(click.BadParameter, match="not in the range"):
+        deploy.make_context("deploy", ["x", "--chunk-tokens", tokens])
 
 
 def test_a_stack_for_openfaas_names_no_key_of_callers(manifest: Manifest) -> None:

@@ -89,6 +89,14 @@ def test_a_share_of_the_requests_is_kept_by_the_seed(asked: list[str]) -> None:
     assert counts[0] == counts[1] != counts[2] and all(90 < count < 150 for count in counts)
 
 
+def test_fewer_tokens_an_iteration_make_first_tokens_later(asked: list[str]) -> None:
+    measured, small = (json.loads(run(*asked[:3], "--json", *more).output) for more in ([], ["--chunk-tokens", "16"]))
+    assert (measured["chunk_tokens"], small["chunk_tokens"]) == (TIMES.chunk_tokens, 16)
+    assert small["ttft_s"]["p50"] > measured["ttft_s"]["p50"]
+    refused = run(*asked[:3], "--chunk-tokens", "2000")
+    assert refused.exit_code == 2 and "16<=x<=1024" in refused.output
+
+
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [

@@ -314,12 +314,13 @@ def test_a_decoder_s_instances_show_role_queue_and_pages() -> None:
     one = {"role": "prefill", "running": 2, "queue": 7, "arriving": 0, "pages_used": 30, "pages": 40, "interval_s": 0}
     other = {**one, "role": "decode", "running": 5, "queue": 0, "arriving": 3, "interval_s": 0.041}
     moved = {"texts": 9, "took_ms": 4.06}
-    targets = {"schedule": "arrow", "ttft_s": 2.0, "tpot_s": 0.15, "flips": 3, "moved": moved}
+    targets = {"schedule": "arrow", "ttft_s": 2.0, "tpot_s": 0.15, "chunk_tokens": 64, "flips": 3, "moved": moved}
     document = {**targets, "instances": [{**other, "instance": 1}, {**one, "instance": 0}]}
     rows = rows_of(document)
     lines = text_of(grid(2, 2, instances=rows, instances_words=words_of(document)), 100).splitlines()
     assert any(
-        "instances by arrow, TTFT 2000 ms, TPOT 150 ms: 3 flips, 9 texts moved, 4.1 ms each" in one for one in lines
+        "instances by arrow, TTFT 2000 ms, TPOT 150 ms, parts of 64 tokens: 3 flips, 9 texts moved" in one
+        for one in lines
     )
     shown = [line.split()[1:8] for line in lines if "prefill" in line or "decode" in line]
     assert shown[0][:6] == ["0", "prefill", "2", "7", "0", "75%"]
