@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from functions.scheduling.cluster import Role
+from functions.scheduling.predictor import least_squares
 from functions.scheduling.settings import Targets
 from simulation.generation.hardware import Hardware
 from simulation.generation.scaled import Means
@@ -54,14 +55,15 @@ def constant(counts: Sequence[float]) -> float:
 
 
 def kalman(counts: Sequence[float]) -> float:
-    """Local linear trend, filtered; the planner's settings."""
-    state, spread = np.array([counts[0], 0.0]), np.eye(2) * 1000.0
-    step, added = np.array([[1.0, 1.0], [0.0, 1.0]]), np.diag([1.0, 0.1])
+    """Local linear trend, filtered; the planner's settings. By numbers: a matrix product's last bits are its CPU's."""
+    level, slope = counts[0], 0.0
+    upper, across, lower = 1000.0, 0.0, 1000.0
     for count in counts[1:]:
-        state, spread = step @ state, step @ spread @ step.T + added
-        gain = spread[:, 0] / (spread[0, 0] + 10.0)
-        state, spread = state + gain * (count - state[0]), spread - np.outer(gain, spread[0])
-    return max(0.0, float((step @ state)[0]))
+        level, upper, across, lower = level + slope, upper + 2 * across + lower + 1.0, across + lower, lower + 0.1
+        off, gains = count - level, (upper / (upper + 10.0), across / (upper + 10.0))
+        level, slope = level + gains[0] * off, slope + gains[1] * off
+        upper, across, lower = upper - gains[0] * upper, across - gains[0] * across, lower - gains[1] * across
+    return max(0.0, level + slope)
 
 
 @dataclass
@@ -166,5 +168,5 @@ class AtInput:
         rates = (
             np.array([world.arrived(end) - world.arrived(end - self.interval_s) for end in ends_s]) / self.interval_s
         )
-        slope, level = np.polyfit(ends_s - self.interval_s / 2, rates, 1)
-        return max(0.0, float(level + slope * now_s), float(level + slope * at_s))
+        slope, level = least_squares((ends_s - self.interval_s / 2).tolist(), rates.tolist(), 1)
+        return max(0.0, level + slope * now_s, level + slope * at_s)

@@ -19,6 +19,7 @@ from autoscaler.contract import Configuration, Memory, Observation, Platform, Pr
 from autoscaler.errors import PlatformError
 from benchmarks.arrow.planners import FrontEnd
 from functions.scheduling.cluster import Role
+from functions.scheduling.predictor import least_squares
 from functions.serving import generation_metric_names as names
 from simulation.generation.scaled import Means
 
@@ -204,5 +205,5 @@ class SlowStarts:
 
 def line(values: Sequence[float], times: Sequence[float]) -> tuple[float, float]:
     """(Level at 0, slope) of least squares."""
-    slope, level = np.polyfit(values, times, 1)
-    return float(level), float(slope)
+    slope, level = least_squares(values, times, 1)
+    return level, slope

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from fractions import Fraction
+from statistics import fmean
 
 from functions.scheduling.settings import SchedulingError
 
@@ -52,21 +52,39 @@ def fit_prefill(tokens: Sequence[int], seconds: Sequence[float]) -> PrefillModel
     prompts than were measured would take no time. Raises SchedulingError with fewer than three different lengths."""
     _check(tokens, seconds, least=3)
     for degree in (2, 1):
-        fitted = np.polyfit(np.asarray(tokens, float), np.asarray(seconds, float), degree)
+        fitted = least_squares(tokens, seconds, degree)
         if fitted[0] >= 0 and fitted[-2] + 2 * (degree - 1) * fitted[0] * min(tokens) >= 0:
-            square, linear, constant = [0.0] * (2 - degree) + [float(one) for one in fitted]
+            square, linear, constant = [0.0] * (2 - degree) + fitted
             return PrefillModel(constant, linear, square)
-    return PrefillModel(float(np.mean(seconds)), 0.0, 0.0)
+    return PrefillModel(fmean(seconds), 0.0, 0.0)
 
 
 def fit_decode(tokens: Sequence[int], seconds: Sequence[float]) -> DecodeModel:
     """Least squares of degree 1. Raises SchedulingError with fewer than two different numbers of tokens, and where the
     interval does not grow with them, as then no number of tokens is too many."""
     _check(tokens, seconds, least=2)
-    linear, constant = np.polyfit(np.asarray(tokens, float), np.asarray(seconds, float), 1)
+    linear, constant = least_squares(tokens, seconds, 1)
     if linear <= 0:
         raise SchedulingError("the measured token interval does not grow with the tokens in the batch")
-    return DecodeModel(float(constant), float(linear))
+    return DecodeModel(constant, linear)
+
+
+def least_squares(x: Sequence[float], y: Sequence[float], degree: int) -> list[float]:
+    """The polynomial's coefficients, highest first, for more than ``degree`` different ``x``.
+
+    In exact fractions, rounded once: a solver's last bits are its CPU's, and whole runs may go another way by them."""
+    points = [(Fraction(at), Fraction(value)) for at, value in zip(x, y, strict=True)]
+    powers = range(degree, -1, -1)
+    sums = [sum((at**power for at, _ in points), Fraction()) for power in range(2 * degree + 1)]
+    right = [sum((at**power * value for at, value in points), Fraction()) for power in range(degree + 1)]
+    rows = [[*(sums[one + other] for other in powers), right[one]] for one in powers]
+    for place in range(degree + 1):  # no pivot is 0, as the matrix is positive definite
+        pivot = [value / rows[place][place] for value in rows[place]]
+        rows = [
+            pivot if other == place else [a - row[place] * b for a, b in zip(row, pivot, strict=True)]
+            for other, row in enumerate(rows)
+        ]
+    return [float(row[-1]) for row in rows]
 
 
 def _check(tokens: Sequence[int], seconds: Sequence[float], least: int) -> None:

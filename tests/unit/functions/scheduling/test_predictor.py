@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from functions.scheduling.predictor import DecodeModel, fit_decode, fit_prefill
+from functions.scheduling.predictor import DecodeModel, fit_decode, fit_prefill, least_squares
 from functions.scheduling.settings import SchedulingError
 
 
@@ -14,6 +15,16 @@ def test_a_quadratic_is_fitted_exactly_where_the_times_are_one() -> None:
     lengths = [100, 500, 1000, 4000]
     model = fit_prefill(lengths, [0.01 + 2e-4 * n + 3e-9 * n * n for n in lengths])
     assert model.seconds(2000) == pytest.approx(0.01 + 0.4 + 0.012)
+
+
+def test_coefficients_are_exact_so_that_no_cpu_rounds_them_its_way() -> None:
+    at = [1.0, 2.0, 3.0, 5.0, 7.0, 1100.0]
+    assert least_squares(at, [2 * x * x + 0.5 * x + 3 for x in at], 2) == [2.0, 0.5, 3.0]
+    assert least_squares(at, [0.25 * x - 8 for x in at], 1) == [0.25, -8.0]
+    noisy = [0.1, 0.3, 0.2, 0.9, 0.4, 0.7]
+    for degree in (1, 2):
+        assert least_squares(at, noisy, degree) == pytest.approx(np.polyfit(at, noisy, degree).tolist(), rel=1e-9)
+        assert least_squares(at[::-1], noisy[::-1], degree) == least_squares(at, noisy, degree)
 
 
 def test_a_curve_that_rises_over_all_measured_lengths_is_kept_though_it_would_rise_again_below_them() -> None:
