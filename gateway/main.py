@@ -112,6 +112,14 @@ class _Duration(click.ParamType[float]):
     help="process: real cores of a replica until it is ready, where its limit is less.",
 )
 @click.option(
+    "--start-gap",
+    "start_gap_s",
+    type=_Duration(may_be_zero=True),
+    default="10ms",
+    envvar="start_gap",
+    help="process: pause between two replicas that start, and between two that end.",
+)
+@click.option(
     "--basic-auth/--no-basic-auth", default=True, envvar="basic_auth", help="Ask for the password under /system."
 )
 @click.option(
@@ -348,6 +356,7 @@ def _process_settings(settings: GatewaySettings, url: str) -> ProcessSettings:
         networks=parse_networks(settings.networks, settings.machines),
         standbys=settings.standbys,
         startup_cpu_boost=settings.startup_cpu_boost,
+        start_gap_s=settings.start_gap_s,
     )
 
 

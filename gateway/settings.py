@@ -83,6 +83,8 @@ class GatewaySettings:
     """Prepared workers kept for each pipeline."""
     startup_cpu_boost: float = 1.0
     """Real cores of a replica until it is ready, where its limit is less."""
+    start_gap_s: float = 0.01
+    """Pause between two replicas that start, and between two that end."""
     keeps_functions: bool = True
     """The state folder holds what was deployed; not so where the backend does, as a cluster."""
 

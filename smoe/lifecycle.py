@@ -41,6 +41,8 @@ class GatewaySettings:
     """Machines emulated on this one, each with a weights manager; the first is where functions start."""
     standbys: int = 2
     """Prepared workers kept for each pipeline."""
+    start_gap_s: float | None = None
+    """Pause between two replicas that start, and between two that end; None: the gateway's default."""
     images: tuple[str, ...] = ()
     """Images besides the ones of this package, ``NAME=MODULE:FUNCTION``."""
     pipelines_dir: Path | None = None
@@ -72,6 +74,7 @@ def gateway_command(settings: GatewaySettings) -> list[str]:
         *("--image", "smoe/memory=functions.memory.manager:main"),
         *("--pipelines-dir", str(settings.pipelines.resolve())),
         *("--standbys", str(settings.standbys)),
+        *(() if settings.start_gap_s is None else ("--start-gap", str(settings.start_gap_s))),
         *(() if settings.caller_keys else ("--no-caller-keys",)),
         *(part for image in settings.images for part in ("--image", image)),
         *(part for node in settings.nodes for part in ("--machine", node)),

@@ -182,6 +182,7 @@ def _second(setting: Setting, name: str, replicas: int) -> Measured:
     "--load", default=0.7, type=click.FloatRange(0.05, 1), help="Of at-load: requests/s over full's answers/s."
 )
 @click.option("--pause", "pause_s", default=4.0, help="Steady seconds before each change.")
+@click.option("--start-gap", "start_gap_s", default=0.01, help="Seconds between two starts, and between two ends.")
 @click.option("--link", "link_bytes_per_s", default=1.25e9, help="Bytes a second between nodes (10 Gbit/s).")
 @click.option("--disk", "disk_bytes_per_s", default=1.25e8, help="Bytes a second of a node's disk.")
 def main(names: tuple[str, ...], rounds: int, rate: float, **options: Any) -> None:

@@ -55,6 +55,8 @@ class Setting:
     pause_s: float
     link_bytes_per_s: float
     disk_bytes_per_s: float
+    start_gap_s: float = 0.01
+    """Pause between two replicas that start, and between two that end."""
     load: float = 0.7
     """Requests a second over ``capacity``, of the row at-load."""
     capacity: float = 0.0
@@ -263,7 +265,10 @@ def gateway(setting: Setting, name: str, standbys: int, nodes: tuple[str, ...] =
     """A gateway with managers on its nodes and all weights at home."""
     state = setting.folder / name
     settings = replace(
-        local_gateway(state, machines=nodes, standbys=standbys), images=IMAGES, pipelines_dir=setting.directory.parent
+        local_gateway(state, machines=nodes, standbys=standbys),
+        images=IMAGES,
+        pipelines_dir=setting.directory.parent,
+        start_gap_s=setting.start_gap_s,
     )
     present = set(memory_root(state).glob(f"{PREFIX}*"))
     with running_gateway(settings) as running:

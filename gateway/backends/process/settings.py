@@ -73,7 +73,8 @@ class ProcessSettings:
     concurrent_starts: int = field(default_factory=lambda: max(1, min(8, os.cpu_count() or 1)))
     """Replicas starting at once; more only makes each of them slower."""
     start_gap_s: float = 0.01
-    """Pause between two launches, in which calls get the gateway's event loop and the processors."""
+    """Pause between two launches, and between two replicas that are asked to end, in which calls get the gateway's
+    event loop and the processors: what a change of many functions takes is spread over so much more time."""
     host: str = "127.0.0.1"
     python: str = sys.executable
     use_cgroups: bool = True

@@ -85,6 +85,21 @@ class _Slot:
     """Real cores of its CPU limit once it is ready; None: no limit."""
 
 
+@dataclass
+class Turns:
+    """One after the other, ``gap_s`` apart."""
+
+    gap_s: float
+    _next_s: float = 0.0
+
+    async def next(self) -> None:
+        """Wait for this one's turn."""
+        now_s = asyncio.get_running_loop().time()
+        self._next_s = max(now_s, self._next_s + self.gap_s)
+        if self._next_s > now_s:
+            await asyncio.sleep(self._next_s - now_s)
+
+
 class Launcher:
     """All processes of one gateway."""
 
@@ -101,8 +116,7 @@ class Launcher:
         self._blanks: deque[str] = deque()
         self.standbys = Standbys(settings.standbys, settings.standby_bytes, self._prepare, self._discard)
         self._started_s = 0.0
-        self._next_s = 0.0
-        """When the next launch may begin."""
+        self._starts, self._ends = Turns(settings.start_gap_s), Turns(settings.start_gap_s)
         self._tasks: set[asyncio.Task[None]] = set()
         self._refill_task: asyncio.Task[None] | None = None
         self._closing = False
@@ -147,7 +161,7 @@ class Launcher:
         await self._available.wait()
         self._launching += 1
         try:
-            await self._turn()
+            await self._starts.next()
             slot = self._take_standby(program) or await self._take_blank()
             return self._assign(slot, program, limits, on_line, on_ready, on_end)
         finally:
@@ -155,12 +169,9 @@ class Launcher:
             self._started_s = asyncio.get_running_loop().time()
             self._refill()
 
-    async def _turn(self) -> None:
-        """Wait for this launch's turn."""
-        now_s = asyncio.get_running_loop().time()
-        self._next_s = max(now_s, self._next_s + self._settings.start_gap_s)
-        if self._next_s > now_s:
-            await asyncio.sleep(self._next_s - now_s)
+    async def turn_to_end(self) -> None:
+        """Wait until a replica may be asked to end."""
+        await self._ends.next()
 
     def signal(self, slot: str, number: int, *, group: bool = False) -> None:
         """Send a signal to a replica, or to it and everything it started."""

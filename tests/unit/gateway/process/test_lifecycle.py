@@ -291,3 +291,23 @@ async def test_waiting_for_a_change_ends_at_once_or_after_its_time(backend: Proc
     await asyncio.sleep(0)
     await backend.create(spec("f"), 0)
     assert await waiting > version
+
+
+async def test_starts_and_ends_take_turns(running: Starter) -> None:
+    gap_s = 0.4
+    async with running(start_gap_s=gap_s) as backend:
+        loop = asyncio.get_running_loop()
+        for name in ("f", "g"):
+            await backend.create(spec(name), 1)
+        begun_s = loop.time()
+        for name in ("f", "g"):
+            await backend.scale(name, NAMESPACE, 2)
+        for name in ("f", "g"):
+            await until(backend, name, ready(2))
+        assert loop.time() - begun_s >= 2 * gap_s  # four replicas, of which the first came at once
+        begun_s = loop.time()
+        for name in ("f", "g"):
+            await backend.scale(name, NAMESPACE, 0)
+        for name in ("f", "g"):
+            await until(backend, name, lambda state: not state.replicas)
+        assert loop.time() - begun_s >= 3 * gap_s  # whichever function they are of
