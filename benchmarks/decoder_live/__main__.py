@@ -3,8 +3,9 @@
 A random decoder of three segments and two layers of four experts on the embedded gateway, every replica limited to
 ``--cpu-scale`` of a core, so that replicas add throughput as long as all together do not use up the machine's cores
 (``cores``: what of them was busy, 95th percentile of seconds). Requests of token traces arrive at their times, lengths
-divided (``benchmarks/decoder_live/loads.py``). Policies scale segments and experts by the controller of ``smoe
-autoscale``, in turns; all but constants begin with ``--begin``. The first ``--warm-up`` seconds are not judged.
+divided (``benchmarks/decoder_live/loads.py``); of the load ``batch`` so many are under way all the time. Policies scale
+segments and experts by the controller of ``smoe autoscale``, in turns; all but constants begin with ``--begin``. The
+first ``--warm-up`` seconds are not judged.
 
 TPOT is of single intervals, as a controller sees it; ``within``: texts within both targets, TPOT in their mean.
 ``windows_over``: windows with tokens whose P95 was over the target. Costs are those of provisioned replicas in an hour;
@@ -58,7 +59,8 @@ def run_all(
             requests = requests_of(LOADS[name], data, seed, setting.seconds)
             for policy in turns(policies, turn):
                 show(f"{name}, seed {seed}: {policy}", len(cells))
-                row = measured(served, model, contender(policy, begin, setting.window_s), setting, requests)
+                one = contender(policy, begin, setting.window_s)
+                row = measured(served, model, one, setting, requests, LOADS[name].together)
                 cells.append({"load": name, "seed": seed, "policy": policy, **row})
                 click.echo(json.dumps({key: value for key, value in cells[-1].items() if key != "windows"}), err=True)
     return cells
@@ -66,7 +68,7 @@ def run_all(
 
 @benchmark
 @data_option
-@click.option("--loads", callback=listed(str, LOADS), default=",".join(LOADS), help="Comma list.")
+@click.option("--loads", callback=listed(str, LOADS), default="conversation,code", help="Comma list.")
 @click.option("--seeds", callback=listed(int), default="1,2", help="Parts of the traces; 0 is for tuning.")
 @click.option("--policies", callback=listed(), default="janus,hpa,constant-3-2", help="Comma list.")
 @click.option("--begin", callback=listed(int), default="2,1", help="Instances, and replicas of every expert.")
@@ -101,7 +103,8 @@ def main(
 HEADS = (
     ("load", "{load} {seed}"), ("policy", "{policy}"), ("TPOT P50, P95, ms", "{tpot_ms_p50:.0f}, {tpot_ms_p95:.0f}"),
     ("windows over", "{windows_over:.0%}"), ("within", "{within:.1%}"), ("TTFT P95, ms", "{ttft_ms_p95:.0f}"),
-    ("tokens/s", "{tokens_per_s:.1f}"), ("instances, experts", "{instances:.2f}, {replicas:.1f}"),
+    ("tokens/s, a replica", "{tokens_per_s:.1f}, {tokens_per_s_a_replica:.2f}"),
+    ("instances, experts", "{instances:.2f}, {replicas:.1f}"),
     ("cost: segments, experts, all", "{cost_segments:.3f}, {cost_experts:.3f}, {cost:.3f}"),
     ("changes", "{changes}"), ("failed, different", "{failed}, {different}"), ("cores", "{cores_p95:.2f}"),
 )  # fmt: skip

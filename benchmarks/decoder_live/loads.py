@@ -42,12 +42,15 @@ class Load:
     answer_divisor: float
     period_s: float = 0.0
     """Length of a synthetic day: requests are kept by a cosine between ``LEAST`` and 1 times ``keep``; 0: none."""
+    together: int = 0
+    """Texts at once, the next as soon as one ends; 0: by the trace's times."""
 
 
 LEAST = 0.15
 LOADS: Mapping[str, Load] = {
     "conversation": Load("llm-conv", 0.45, 64.0, 8.0, 120.0),
     "code": Load("llm-code", 0.15, 64.0, 1.0),
+    "batch": Load("llm-conv", 1.0, 64.0, 8.0, together=8),
 }
 
 
@@ -84,8 +87,7 @@ def send(url: str, model: str, requests: Sequence[Request], begun_s: float) -> l
 
     async def one(shared: Any, request: Request, stream: Stream) -> None:
         await asyncio.sleep(max(0.0, stream.due_s - time.monotonic()))
-        body = {"model": model, "prompt": request.prompt, "max_tokens": request.answer, "ignore_eos": True}
-        await read(shared, url, body, stream)
+        await read(shared, url, _body(model, request), stream)
 
     async def every() -> list[Stream]:
         streams = [Stream(begun_s + request.at_s, request.answer) for request in requests]
@@ -94,3 +96,29 @@ def send(url: str, model: str, requests: Sequence[Request], begun_s: float) -> l
         return streams
 
     return asyncio.run(every())
+
+
+def keep_up(
+    url: str, model: str, requests: Sequence[Request], begun_s: float, together: int, seconds: float
+) -> list[Stream]:
+    """``together`` texts at once from ``begun_s`` on, each followed by the next request as long as ``seconds`` are not
+    over; those that were sent, in the order of the requests."""
+    streams: list[Stream] = []
+
+    async def client(shared: Any) -> None:
+        await asyncio.sleep(max(0.0, begun_s - time.monotonic()))
+        while time.monotonic() < begun_s + seconds and len(streams) < len(requests):
+            request = requests[len(streams)]
+            streams.append(Stream(time.monotonic(), request.answer))
+            await read(shared, url, _body(model, request), streams[-1])
+
+    async def every() -> None:
+        async with session(TIMEOUT_S) as shared:
+            await asyncio.gather(*(client(shared) for _ in range(together)))
+
+    asyncio.run(every())
+    return streams
+
+
+def _body(model: str, request: Request) -> dict[str, Any]:
+    return {"model": model, "prompt": request.prompt, "max_tokens": request.answer, "ignore_eos": True}

@@ -20,7 +20,7 @@ from autoscaler.contract import Configuration, ConfigurationSpace, TickReport
 from autoscaler.platforms.openfaas import OpenFaasPlatform
 from autoscaler.settings import ControllerSettings
 from benchmarks.closed_loop.contenders import PUBLISHED_TICK_S
-from benchmarks.decoder_live.loads import Request, send
+from benchmarks.decoder_live.loads import Request, keep_up, send
 from benchmarks.fidelity.runs import settle
 from benchmarks.generation import build, in_one_process
 from benchmarks.harness.controlling import controlling
@@ -104,9 +104,14 @@ def cores_busy() -> Iterator[list[float]]:
 
 
 def measured(
-    served: RunningPipeline, model: WholeModel, one: Contender, setting: Setting, requests: Sequence[Request]
+    served: RunningPipeline,
+    model: WholeModel,
+    one: Contender,
+    setting: Setting,
+    requests: Sequence[Request],
+    together: int = 0,
 ) -> dict[str, Any]:
-    """All figures of one run, JSON-ready."""
+    """All figures of one run, JSON-ready. ``together``: texts at once; 0: requests come at their times."""
     name, password = served.manifest.name, served.gateway.auth[1]
     controller, window_s = build_controller(
         ControllerSettings(
@@ -132,13 +137,23 @@ def measured(
         begun_s, clock_s = time.monotonic() + 1.0, time.time() - time.monotonic()
         with controlling(controller, setting.window_s, window_s) as reports:
             busy.clear()
-            streams = pool.submit(send, served.url, name, requests, begun_s).result()
+            sent = (
+                pool.submit(keep_up, served.url, name, requests, begun_s, together, setting.seconds)
+                if together
+                else pool.submit(send, served.url, name, requests, begun_s)
+            )
+            streams = sent.result()
             cores = list(busy)
     judged = begun_s + setting.warm_up_s, begun_s + setting.seconds
     row = clients_figures(streams, judged, setting)
     row |= scale_figures(reports, (judged[0] + clock_s, judged[1] + clock_s))
+    workers = sum(node.kind == "segment" for node in nodes) * row["instances"] + row["replicas"]
+    row |= {"tokens_per_s_a_replica": row["tokens_per_s"] / workers}
     row |= {"cores_p95": float(np.quantile(cores, 0.95)), "cores_mean": statistics.fmean(cores)}
-    row |= {"different": different(model, requests, streams, setting.checked), "checked": setting.checked}
+    row |= {
+        "different": different(model, requests[: len(streams)], streams, setting.checked),
+        "checked": setting.checked,
+    }
     return {**row, "windows": [window_of(report, begun_s + clock_s) for report in reports]}
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from typing import Any
+
 import numpy as np
 import pytest
 
 from autoscaler.contract import Configuration
 from benchmarks.decoder_live import loads
-from benchmarks.decoder_live.loads import Load, requests_of
+from benchmarks.decoder_live.loads import Load, Request, keep_up, requests_of
 from benchmarks.decoder_live.runs import Setting, clients_figures, contender
 from benchmarks.harness.streams import Stream
 from traces.model import Trace, make_trace
@@ -74,3 +78,20 @@ def test_names_say_what_a_contender_is() -> None:
         "cpu_target": 0.4, "concurrency_target": 0.4, "down_stabilisation_s": 30.0, "period_s": 5.0
     }  # fmt: skip
     assert contender("hpa", (2, 1), 5.0).table == {"down_stabilisation_s": 100.0, "period_s": 5.0}
+
+
+def test_a_batch_is_kept_up_until_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    under_way, most = 0, 0
+
+    async def read(shared: object, url: str, body: dict[str, Any], stream: Stream) -> None:
+        nonlocal under_way, most
+        under_way, most = under_way + 1, max(most, under_way + 1)
+        await asyncio.sleep(0.05 * body["max_tokens"])
+        under_way, stream.outcome = under_way - 1, "whole"
+
+    monkeypatch.setattr(loads, "read", read)
+    requests = [Request(0.0, (1, 2), 1 + number % 2) for number in range(100)]
+    streams = keep_up("", "m", requests, time.monotonic(), 3, 0.5)
+    assert most == 3 and under_way == 0 and 9 <= len(streams) < 40
+    assert [one.asked for one in streams] == [one.answer for one in requests[: len(streams)]]
+    assert len(keep_up("", "m", requests[:4], time.monotonic(), 3, 60.0)) == 4
