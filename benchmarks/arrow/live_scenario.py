@@ -78,11 +78,12 @@ class Scenario:
             return SlaPlanner(hardware, targets, 180 * shorter), BEGIN
         if name == "planner-arrivals":
             return SlaPlanner(hardware, targets, 60 * shorter, kalman, at_input=True), BEGIN
-        if name == "at-input":
+        if name in ("at-input", "at-input-patient"):
+            patient = {"patience": 0.5, "full": 1.0} if name == "at-input-patient" else {}
             times = {"interval_s": 10 * shorter, "look_s": 120 * shorter}
             start_s = self.start_s + self.instance.start_s
-            return AtInput(hardware, targets, start_s, prompt=PROMPT, output=ANSWER, **times), BEGIN
-        raise click.UsageError(f"{name!r} is none of planner, planner-arrivals, at-input, constant-N")
+            return AtInput(hardware, targets, start_s, prompt=PROMPT, output=ANSWER, **times, **patient), BEGIN
+        raise click.UsageError(f"{name!r} is none of planner, planner-arrivals, at-input, at-input-patient, constant-N")
 
     def requests(self, seed: int) -> list[Request]:
         """One period, from its lowest on."""

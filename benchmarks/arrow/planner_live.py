@@ -10,7 +10,8 @@ the instance's times. Instances start at once here; so each order waits for ``--
 there), and is paid meanwhile.
 
 ``planner``: the published rule, prefill and decode instances together, all of which compute both phases here;
-``planner-arrivals``: its best variant there (arrivals, Kalman filter, every 60 s of 900); ``at-input``: this project's;
+``planner-arrivals``: its best variant there (arrivals, Kalman filter, every 60 s of 900); ``at-input``: this project's,
+``at-input-patient`` the same where requests may wait for half of TTFT and instances are planned full;
 ``constant-N``. All but constants begin with two instances. ``goodput``: texts within both targets; ``strict``: with a
 TTFT target of 3 s, the scenario's own; ``missed``: texts that were not within both, by 20ths in order of arrival;
 ``simulated``: in simulation.generation, with instances as the measured one. ``replica_s``: from order to end of
@@ -50,6 +51,7 @@ from benchmarks.harness.running import RunningPipeline, local_gateway, running_p
 from benchmarks.harness.scaling_watch import FeedWatch, Picture
 from benchmarks.harness.streams import WHOLE, Stream
 from evaluation.processes import worker_processes
+from functions.scheduling.settings import CHUNK_TOKENS
 from functions.serving import generation_metric_names as names
 from moe.cache import PAGE_TOKENS
 from moe.reference import WholeModel
@@ -66,8 +68,6 @@ INGRESS_CORES = 1.0
 """Real cores of the ingress: it is not what is compared."""
 ALONE, TURNS = 6, 3
 """Texts that are sent one by one to measure an instance, and turns of several at once."""
-CHUNK = 256
-"""Tokens of one iteration of the ingress."""
 SETTLE_S = 120.0
 COUNTED = {"moved_bytes": names.KV_MOVED_BYTES, "recomputed_tokens": names.RECOMPUTED_TOKENS}
 """Figures of a run that are an ingress's counters."""
@@ -124,7 +124,7 @@ class Bench:
         iteration_s, text_s = line(list(gaps_s), list(gaps_s.values()))
         token_s = min(text_s, max(1e-6, (ttft_s - gaps_s[1]) / PROMPT))
         context_s = (text_s - token_s) / (PROMPT + ANSWER / 2)
-        hardware = Hardware(iteration_s, token_s, 0.0, context_s, CHUNK, self.room * (PROMPT + ANSWER))
+        hardware = Hardware(iteration_s, token_s, 0.0, context_s, CHUNK_TOKENS, self.room * (PROMPT + ANSWER))
         return Instance(hardware, ttft_s, gaps_s[1], statistics.median(start_s))
 
     def _together_s(self, count: int, rng: np.random.Generator) -> float:
@@ -253,6 +253,7 @@ def instance_of(bench: Bench, stored: Path | None, seed: int) -> Instance:
 @click.option(
     "--instance", "stored", type=click.Path(path_type=Path, dir_okay=False), help="JSON file of a measured one."
 )
+@click.option("--simulated", "seeds", callback=listed(int), default="", help="These seeds, simulated alone.")
 @click.option("--quick", is_flag=True, help="A smoke test: one period of 30 s, planner and at-input.")
 def main(
     rules: tuple[str, ...],
@@ -264,14 +265,35 @@ def main(
     seed: int,
     checked: int,
     stored: Path | None,
+    seeds: tuple[int, ...],
     quick: bool,
 ) -> None:
+    if seeds:
+        only_simulated(rules, (period_s, start_s), most, stored, seeds)
+        return
     if quick:
         rules, period_s, checked = ("planner", "at-input"), 30.0, 5
     with run_folder("smoe-planner-live-") as folder, progress(len(rules)) as show:
         scenario, rows = run_all(folder, rules, (period_s, start_s), cores, kv_mib, most, seed, checked, stored, show)
     print_table("an SLA planner's load on a running decoder", HEADS, [_cells(name, row) for name, row in rows.items()])
     print_result({**asdict(scenario), "cores": cores, "rules": rows})
+
+
+def only_simulated(
+    rules: Sequence[str], times_s: tuple[float, float | None], most: int, stored: Path | None, seeds: Sequence[int]
+) -> None:
+    """The simulated side of every rule, by seed, for the instance in ``stored``. Raises UsageError."""
+    if stored is None or not stored.exists():
+        raise click.UsageError("--simulated needs a measured instance: --instance FILE")
+    table = json.loads(stored.read_text())
+    scenario = Scenario.of(Instance(**{**table, "hardware": Hardware(**table["hardware"])}), *times_s)
+    rows = {name: [simulated(name, scenario, scenario.requests(seed), most) for seed in seeds] for name in rules}
+    print_table(
+        "an SLA planner's load, simulated",
+        ["rule", *(f"seed {seed}: goodput, replica-s" for seed in seeds)],
+        [[name, *(f"{one['goodput']:.1%}, {one['replica_s']:.0f}" for one in row)] for name, row in rows.items()],
+    )
+    print_result({**asdict(scenario), "simulated": True, "rules": rows}, seed=list(seeds))
 
 
 def run_all(

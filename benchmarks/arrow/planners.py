@@ -138,6 +138,9 @@ class AtInput:
     look_s: float = 120.0
     full: float = 0.9
     """Part of an instance's rate that is planned for."""
+    patience: float = 0.0
+    """Part of the TTFT target for which requests in flight may wait: what instances get done in that time needs no
+    more of them."""
     prompt: float = 1000.0
     output: float = 100.0
     """Means until requests have ended."""
@@ -158,6 +161,7 @@ class AtInput:
         means = world.means(max(0, world.ended - 200))
         rps, texts = self.instance(*((self.prompt, self.output) if means is None else means[:2]))
         for_rate = self._rate(now_s, now_s + self.start_s + self.interval_s, world) / (self.full * rps)
+        texts += self.patience * self.targets.ttft_s * rps
         for_texts = (world.arrived(now_s) - world.ended) / texts
         return {None: max(1, math.ceil(max(for_rate, for_texts)))}
 

@@ -142,3 +142,12 @@ def test_the_simulated_side_has_rules_that_hold_and_rules_that_do_not() -> None:
     assert rows["constant-3"]["goodput"] < 0.9
     assert rows["planner"]["goodput"] < 0.9
     assert rows["planner"]["replica_s"] < 600.0
+
+
+def test_requests_that_may_wait_need_fewer_replica_seconds() -> None:
+    slow = Hardware(0.09, 0.0045, 0.0, 7e-5, 256, 682)
+    scenario = Scenario.of(Instance(slow, 0.7, 0.095, 0.1), 240.0, None)
+    at_once, patient = (
+        simulated(name, scenario, scenario.requests(0), 12) for name in ("at-input", "at-input-patient")
+    )
+    assert patient["replica_s"] < 0.95 * at_once["replica_s"] and patient["goodput"] >= at_once["goodput"] - 0.02
