@@ -98,6 +98,8 @@ def main(
         targets = unloaded(requests, times, slack)
         factors = {"alone": ALONE, "measured": tuple(slowdowns), "decodes next to prompts twice as long": TWICE}
         cases = {which: replace(times, slowdown=factor) for which, factor in factors.items()}
+        if max(chunks, default=0) > times.chunk_tokens:
+            raise click.UsageError(f"--chunks takes at most the {times.chunk_tokens} tokens that were measured")
         if chunks:
             cases = {f"parts of {chunk}": replace(times, slowdown=ALONE, chunk_tokens=chunk) for chunk in chunks}
         result[name] = {which: rates(requests, case, targets) for which, case in cases.items()}

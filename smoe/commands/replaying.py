@@ -129,6 +129,11 @@ def replay(profile: Path, **options: Any) -> None:
     stored = load(profile)
     measured = stored.measured
     if options["chunk_tokens"] is not None:
+        if options["chunk_tokens"] > measured.chunk_tokens:
+            raise SmoeError(
+                f"--chunk-tokens is {options['chunk_tokens']}; this profile was measured with iterations of at most "
+                f"{measured.chunk_tokens} tokens and does not show what larger ones take"
+            )
         measured = replace(measured, chunk_tokens=options["chunk_tokens"])
         stored = replace(stored, measured=measured)
     requests, asked = _requests(options)

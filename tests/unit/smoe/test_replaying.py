@@ -95,6 +95,7 @@ def test_fewer_tokens_an_iteration_make_first_tokens_later(asked: list[str]) -> 
     assert small["ttft_s"]["p50"] > measured["ttft_s"]["p50"]
     refused = run(*asked[:3], "--chunk-tokens", "2000")
     assert refused.exit_code == 2 and "16<=x<=1024" in refused.output
+    assert "iterations of at most 256 tokens" in str(run(*asked[:3], "--chunk-tokens", "257").exception)
 
 
 @pytest.mark.parametrize(
