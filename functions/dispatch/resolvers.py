@@ -131,11 +131,19 @@ def table_of(snapshot: Mapping[str, Any], namespace: str) -> dict[str, FunctionR
             )
             for state in ("ready", "standby", "draining")
         )
-        rule = int(function.get("desired", 0)), str(function.get("burst", ""))
-        replicas = FunctionReplicas(int(function["max_inflight"]), ready, *rule, standbys, draining)
+        rule = _whole(function, "desired", key, 0), str(function.get("burst", ""))
+        replicas = FunctionReplicas(_whole(function, "max_inflight", key), ready, *rule, standbys, draining)
         if key.endswith(suffix):  # others are of other namespaces
             table[key.removesuffix(suffix)] = replicas
     return table
+
+
+def _whole(function: Mapping[str, Any], name: str, key: str, default: int | None = None) -> int:
+    """A count of a function's. Raises ValueError (JSON as Python reads it has Infinity and NaN, too)."""
+    value = function.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{name} of {key} is {value!r}; it is a whole number, 0 or more")
+    return value
 
 
 class _Lines:

@@ -135,6 +135,20 @@ async def test_a_feed_that_breaks_is_followed_again(broken: list[bytes]) -> None
     assert feed.tables[0]["f"].replicas[0].id == "a"
 
 
+@pytest.mark.parametrize("number", ["Infinity", "-Infinity", "NaN", "1e999", "0.5", "-1", "true", "null"])
+@pytest.mark.parametrize("name", ["max_inflight", "desired"])
+async def test_a_count_that_is_none_is_refused_by_name_and_the_feed_goes_on(
+    name: str, number: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    there = json.loads(snapshot(1, a="ready"))
+    there["functions"]["f.openfaas-fn"][name] = "NUMBER"
+    broken = json.dumps(there).replace('"NUMBER"', number).encode() + b"\n"
+    feed = Feed([HEAD, chunk(broken)], [HEAD, chunk(snapshot(1, a="ready"))])
+    await feed.follow(1)
+    assert feed.tables[0]["f"].max_inflight == 4
+    assert f"{name} of f.openfaas-fn is" in caplog.text and "a whole number, 0 or more" in caplog.text
+
+
 async def test_a_silent_feed_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolvers, "SILENCE_S", 0.02)
     feed = Feed([HEAD], [HEAD, chunk(snapshot(1, a="ready"))])
