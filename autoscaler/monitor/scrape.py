@@ -15,8 +15,6 @@ from autoscaler.state.readings import LARGEST, Readings
 
 TRIES = 2
 THREADS = 8
-REMEMBERED = 10_000
-"""How many of the addresses that were listed last are remembered as not new."""
 _PREFIXES = tuple(METRICS.values())
 
 
@@ -35,7 +33,9 @@ def parse_exposition(text: str) -> Samples:
 class ScrapeSource:
     """Reads the targets that the gateway names in ``/system/targets``, all at each call.
 
-    ``auth``: user and password of the gateway. Scrapes older than ``stale_s`` are not used.
+    ``auth``: user and password of the gateway. Scrapes older than ``stale_s`` are not used. What a target counted
+    before its first scrape is of no window: one that was not listed yet may have counted for hours and only been
+    unready.
     """
 
     def __init__(
@@ -48,9 +48,6 @@ class ScrapeSource:
         self._session = _session()
         self._sessions: dict[str, requests.Session] = {}
         self._targets: dict[str, TargetHistory] = {}
-        self._listed_s: float | None = None
-        self._met: dict[str, None] = {}
-        """Addresses that were ever listed, those listed last at the end."""
         self._longest_s = 0.0
 
     def read(self, now_s: float, window_s: float) -> Readings:
@@ -77,11 +74,6 @@ class ScrapeSource:
         for address, job in named.items():
             history = self._targets.setdefault(address, TargetHistory(job))
             history.listed = True
-            if address not in self._met and self._listed_s is not None:
-                # It was in no list yet: all that it has counted was counted since the last one. One that could not be
-                # scraped at first, or comes back, has counted for longer.
-                history.scrapes.append((self._listed_s, {}))
-        self._remember(named)
         with ThreadPoolExecutor(min(THREADS, max(1, len(named)))) as pool:
             results = list(pool.map(self._scrape, named))
         for (address, job), result in zip(named.items(), results, strict=True):
@@ -89,14 +81,6 @@ class ScrapeSource:
                 problems.append(f"target {address} ({job}) could not be scraped: {result}")
             else:
                 self._targets[address].scrapes.append((now_s, result))
-        self._listed_s = now_s
-
-    def _remember(self, named: Mapping[str, str]) -> None:
-        for address in named:
-            self._met.pop(address, None)
-            self._met[address] = None
-        while len(self._met) > max(REMEMBERED, len(named)):
-            del self._met[next(iter(self._met))]
 
     def _forget(self, named: Mapping[str, str], before_s: float) -> None:
         for address, history in list(self._targets.items()):

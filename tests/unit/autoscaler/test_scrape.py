@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from autoscaler.monitor import scrape
 from autoscaler.monitor.scrape import ScrapeSource
 from autoscaler.monitor.source import Monitor
 from autoscaler.state.readings import Series
@@ -94,15 +93,19 @@ def test_targets_that_answer_with_errors_leave_the_last_scrapes_until_they_are_t
     assert source.read(125.0, 10.0).stale
 
 
-def test_an_ingress_that_starts_between_two_ticks_counts_from_zero(world: tuple[World, Server]) -> None:
+def test_an_ingress_that_was_unready_when_the_controller_began_counts_from_its_first_scrape(
+    world: tuple[World, Server],
+) -> None:
     found, front = world
     found.jobs = ["gateway"]
     source = ScrapeSource(front.url, AUTH)
     assert source.read(100.0, 5.0).stale
-    found.jobs, found.passed_s = ["gateway", "ingress"], 3.0
-    seen = source.read(105.0, 5.0)
+    found.jobs, found.passed_s = ["gateway", "ingress"], 1000.0
+    assert source.read(105.0, 5.0).stale
+    found.passed_s = 1005.0
+    seen = source.read(110.0, 5.0)
     assert not seen.stale
-    assert seen.value(Series.NODE_TOKENS, "m", exporter.EXPERT) == pytest.approx(3.0 * exporter.TOKENS_PER_S)
+    assert seen.value(Series.NODE_TOKENS, "m", exporter.EXPERT) == pytest.approx(5.0 * exporter.TOKENS_PER_S)
 
 
 def test_a_target_whose_first_scrape_failed_counts_from_the_first_that_did_not(world: tuple[World, Server]) -> None:
@@ -136,14 +139,6 @@ def test_an_ingress_that_comes_back_counts_from_its_first_scrape_since(world: tu
     seen = source.read(125.0, 5.0)
     assert not seen.stale
     assert seen.value(Series.NODE_TOKENS, "m", exporter.EXPERT) == pytest.approx(5.0 * exporter.TOKENS_PER_S)
-
-
-def test_addresses_are_remembered_up_to_a_bound_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scrape, "REMEMBERED", 2)
-    source = ScrapeSource("http://127.0.0.1:9", AUTH)
-    for names in ("ab", "ac", "a"):
-        source._remember(dict.fromkeys(names, "ingress"))
-    assert list(source._met) == ["c", "a"]
 
 
 def test_no_more_scrapes_are_kept_than_the_longest_window_needs(world: tuple[World, Server]) -> None:
