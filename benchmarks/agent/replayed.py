@@ -47,7 +47,7 @@ class Replayed:
 
     def count(self, episode: Episode, outcome: Outcome, meter: Meter) -> None:
         """Add the window that ``episode`` has just simulated."""
-        p95_s = outcome.window.quantile_s(SLO_QUANTILE)
+        p95_s = outcome.window.judged_s(SLO_QUANTILE)
         self.cost += float(getattr(outcome, meter).sum())
         self.judged += p95_s is not None
         self.over += p95_s is not None and p95_s > episode.workload.slo_s

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from autoscaler.build import build_controller
-from autoscaler.contract import Configuration, ConfigurationSpace, Cost, TickReport, Topology
+from autoscaler.contract import SLO_QUANTILE, Configuration, ConfigurationSpace, Cost, TickReport, Topology
 from autoscaler.decision.limits import LimitSettings
 from autoscaler.platforms.openfaas import OpenFaasPlatform
 from autoscaler.policies import Making, make_policy
@@ -25,7 +25,7 @@ from benchmarks.harness.replay_process import ReplayProcess
 from benchmarks.harness.stepped_load import since_step_s
 from gateway.client.client import GatewayClient
 from platform_words.memory import PROCESS
-from simulation.arrays import Floats
+from simulation.arrays import Bools, Floats
 from simulation.engine.controlled import simulate_policy
 from simulation.engine.regions import measured_part
 from simulation.engine.requests import Requests
@@ -87,7 +87,7 @@ class Outcome:
     p95_ms: float
     p95_over_slo: float
     violations: float
-    """Share of windows with answers whose P95 was over the SLO."""
+    """Share of judged windows that were over the SLO."""
     provisioned: float
     busy: float
     steady: float | None
@@ -146,11 +146,9 @@ def measured(
             replayed_s, result = sender.replay(run.trace, run.texts)
     offset_s = replayed_s - begun_s
     sent_s = np.array([(record.sent_s or record.scheduled_s) + offset_s for record in result.records])
-    answered = [record for record in result.records if record.outcome == "ok" and record.latency_s is not None]
-    latencies = np.array([record.latency_s for record in answered], dtype=np.float64)
-    ends = np.array([(record.sent_s or record.scheduled_s) + offset_s for record in answered]) + latencies
-    failed = len(result.records) - len(answered)
-    return outcome(run, ends, latencies, reports, begun_s, failed), sent_s, replayed_s
+    took_s = np.array([record.latency_s or 0.0 for record in result.records])
+    answered = np.array([record.outcome == "ok" for record in result.records])
+    return outcome(run, sent_s, took_s, answered, reports, begun_s), sent_s, replayed_s
 
 
 def simulated(
@@ -177,20 +175,21 @@ def simulated(
     windows = [step.window for step in steps]
     if simulation.requests.arrival_s.size > sum(window.latency_s.size for window in windows):
         windows.append(simulation.advance(simulation.now_s + 60.0))
-    ends = np.concatenate([sent_s[window.finished] + window.latency_s for window in windows])
-    latencies = np.concatenate([window.latency_s for window in windows])
-    without_part = outcome(run, ends, latencies, [step.report for step in steps], 0.0, 0)
+    took_s = simulation.now_s - sent_s
+    answered = np.zeros(sent_s.size, dtype=bool)
+    for window in windows:
+        took_s[window.finished], answered[window.finished] = window.latency_s, True
+    without_part = outcome(run, sent_s, took_s, answered, [step.report for step in steps], 0.0)
     return replace(without_part, measured_part=measured_part(workload, simulation.requests, steps))
 
 
 def outcome(
-    run: Run, ends_s: Floats, latencies_s: Floats, reports: Sequence[TickReport], begun_s: float, failed: int
+    run: Run, sent_s: Floats, took_s: Floats, answered: Bools, reports: Sequence[TickReport], begun_s: float
 ) -> Outcome:
-    """Quantiles of all answers, ``latencies_s`` [answers] at ``ends_s`` [answers] after ``begun_s`` (Unix time, as the
-    reports'); windows are those of the clock in which answers came."""
+    """Quantiles of all answers. ``sent_s``, ``took_s``, ``answered`` [requests]: after ``begun_s`` (Unix time, as the
+    reports'), until the answer came or the failure was known."""
+    latencies_s = took_s[answered]
     p50_s, p95_s = np.quantile(latencies_s, (0.5, 0.95))
-    numbers = (ends_s // run.window_s).astype(np.int64)
-    judged = [np.quantile(latencies_s[numbers == number], 0.95) > run.slo_s for number in np.unique(numbers)]
     rows = []
     for report in reports:
         experts = [node.node for node in report.observation.nodes if node.kind == "expert"]
@@ -209,12 +208,26 @@ def outcome(
         1000 * float(p50_s),
         1000 * float(p95_s),
         float(p95_s / run.slo_s),
-        float(np.mean(judged)),
+        float(np.mean(windows_over(run, sent_s, sent_s + took_s, answered))),
         float(provisioned.sum() / hours.sum()),
         float(busy.sum() / hours.sum()),
         steady,
         transient,
         int(latencies_s.size),
-        failed,
+        int((~answered).sum()),
         sum(len(report.applied) for report in reports),
     )
+
+
+def windows_over(run: Run, sent_s: Floats, ends_s: Floats, answered: Bools) -> list[bool]:
+    """Whether each judged window of the clock is over the SLO, by the P95 of the answers that came in it. One without
+    an answer is, where requests failed in it or waited at its end; else it is not judged. Arrays [requests]."""
+    over = []
+    for number in range(int(ends_s.max() // run.window_s) + 1):
+        end_s = (number + 1) * run.window_s
+        ended = ends_s // run.window_s == number
+        if (here := ended & answered).any():
+            over.append(bool(np.quantile((ends_s - sent_s)[here], SLO_QUANTILE) > run.slo_s))
+        elif (ended | ((sent_s < end_s) & (ends_s >= end_s))).any():
+            over.append(True)
+    return over

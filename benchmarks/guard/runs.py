@@ -109,10 +109,8 @@ def outcome(steps: Sequence[Step], costs: Sequence[float], slo_s: float, policy:
 
 def over(window: Window, slo_s: float) -> bool | None:
     """Whether a window is over λ; one in which nothing was answered is where requests wait, else it is not judged."""
-    p95_s = window.quantile_s(SLO_QUANTILE)
-    if p95_s is None:
-        return True if window.in_flight else None
-    return p95_s > slo_s
+    p95_s = window.judged_s(SLO_QUANTILE)
+    return None if p95_s is None else p95_s > slo_s
 
 
 def guards_reason(report: TickReport, policy: str) -> str:

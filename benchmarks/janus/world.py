@@ -183,7 +183,7 @@ def simulated(
 
 def _summary(steps: list[Step], workload: Workload, clock: Clock) -> Run:
     slo_s, ingress = workload.slo_s, "ingress"
-    cores, p95_s, changes = [], [], 0
+    cores, p95_s, late, changes = [], [], list[bool](), 0
     replicas: dict[str, list[float]] = {"segment": [], "expert": []}
     within = answered = 0
     for step in steps:
@@ -192,18 +192,19 @@ def _summary(steps: list[Step], workload: Workload, clock: Clock) -> Run:
         cores.append(sum(paid) / (step.window.end_s - step.window.start_s))
         tail = step.window.quantile_s(SLO_QUANTILE)
         p95_s.append(np.nan if tail is None else tail)
+        judged_s = step.window.judged_s(SLO_QUANTILE)
+        late += [] if judged_s is None else [judged_s > slo_s]
         within += int((step.window.latency_s <= slo_s).sum())
         answered += step.window.latency_s.size
         changes += len(step.report.applied)
         for kind, rows in replicas.items():
             rows.append(float(np.mean([n.configuration.replicas for n in nodes if n.kind == kind and n.configuration])))
-    judged = np.array(p95_s)[~np.isnan(p95_s)]
     return Run(
         np.array([step.window.start_s for step in steps]),
         np.array(cores),
         np.array(p95_s),
         within / max(1, answered + steps[-1].window.in_flight),
-        float((judged > slo_s).mean()) if judged.size else 1.0,
+        float(np.mean(late)) if late else 1.0,
         changes,
         slo_s,
         {kind: np.array(rows) for kind, rows in replicas.items()},

@@ -24,7 +24,7 @@ from evaluation.comparison.calibration import check_shared, uniform_runs, unifor
 from evaluation.comparison.errors import EvaluationError
 from evaluation.comparison.grid import Grid, Group
 from evaluation.comparison.policies import limits_of, policy_of
-from evaluation.tuning.outcomes import Replay, p95s
+from evaluation.tuning.outcomes import Replay
 from simulation.engine.controlled import Step, failures_of, simulate_policy
 from simulation.engine.regions import measured_part
 from simulation.engine.requests import Requests, draw_requests
@@ -290,7 +290,8 @@ def _row(step: Step, workload: Workload, experts: dict[str, NodeInfo]) -> dict[s
 
 def _violated(window: Answers, slo_s: float) -> bool | None:
     """Whether P95 is above the SLO, infinite where requests wait and none was answered; None without either."""
-    return next((p95_s > slo_s for p95_s in p95s([window])), None)
+    p95_s = window.judged_s(SLO_QUANTILE)
+    return None if p95_s is None else p95_s > slo_s
 
 
 def _ordered(nodes: Sequence[NodeObservation]) -> dict[str, float]:

@@ -156,8 +156,8 @@ class Stretch(_OfWork):
         for number in range(max(self.windows) + 1):
             window = simulation.advance((number + 1) * self.window_s)
             if number in self.windows:
-                p95_s = window.quantile_s(SLO_QUANTILE)
-                if window.in_flight if p95_s is None else p95_s > self.workload.slo_s:
+                p95_s = window.judged_s(SLO_QUANTILE)
+                if p95_s is not None and p95_s > self.workload.slo_s:
                     return None
                 activated_s += window.activated_s
         return self.work.per_hour(deployment, len(self.windows) * self.window_s, activated_s)

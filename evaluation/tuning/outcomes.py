@@ -86,12 +86,7 @@ class Replay:
 
 def p95s(windows: Iterable[Answers]) -> list[float]:
     """Exact P95 of each judged window: infinite where requests wait and none was answered."""
-    values = []
-    for window in windows:
-        value = window.quantile_s(SLO_QUANTILE)
-        if value is not None or window.in_flight:
-            values.append(np.inf if value is None else value)
-    return values
+    return [value for window in windows if (value := window.judged_s(SLO_QUANTILE)) is not None]
 
 
 def tail_s(values: Sequence[float]) -> float:

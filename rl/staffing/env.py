@@ -31,8 +31,9 @@ class StaffingEnv(gymnasium.Env[Observed, NDArray[np.float32]]):
     """Observation: state of the last window and the cluster's room. Action: [n · K · 9] within -1 and 1, of each
     expert its eight numbers and its priority less 1. Experts that a layer does not have are ignored.
 
-    ``info`` has ``costs`` [n, K] in C_ref, ``p95`` over λ of what was answered or is overdue, and ``answered_p95`` of
-    what was answered alone, as evaluations judge a window (None where there is nothing to judge). The reward is
+    ``info`` has ``costs`` [n, K] in C_ref, ``p95`` over λ of what was answered or is overdue, and ``judged_p95`` of
+    what was answered alone, infinite where requests wait and none was, as evaluations judge a window (None where there
+    is nothing to judge). The reward is
     ``-(sum of costs + risk)``. An episode is truncated at its end, never terminated.
     """
 
@@ -78,9 +79,9 @@ class StaffingEnv(gymnasium.Env[Observed, NDArray[np.float32]]):
         outcome = episode.order(desired or episode.present)
         costs = self._costs()
         p95 = None if outcome.p95_s is None else outcome.p95_s / episode.workload.slo_s
-        answered_s = outcome.window.quantile_s(SLO_QUANTILE)
-        answered = None if answered_s is None else answered_s / episode.workload.slo_s
-        info = {"costs": costs.astype(np.float32), "p95": p95, "answered_p95": answered}
+        judged_s = outcome.window.judged_s(SLO_QUANTILE)
+        judged = None if judged_s is None else judged_s / episode.workload.slo_s
+        info = {"costs": costs.astype(np.float32), "p95": p95, "judged_p95": judged}
         reward = -float(costs.sum()) - risk(p95, self.risks)
         return observed(episode.state()), reward, False, not episode.windows_left, info
 

@@ -70,7 +70,7 @@ class Judge:
                 rows[place], _, _, done, info = envs[place].step(action)
                 if step >= WARM_UP:
                     costs[place].append(float(info["costs"].sum()))
-                    over[place] += [] if info["answered_p95"] is None else [info["answered_p95"] > 1]
+                    over[place] += [] if info["judged_p95"] is None else [info["judged_p95"] > 1]
                 if done:
                     ended.append(place)
             going = [place for place in going if place not in ended]

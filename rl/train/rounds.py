@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from autoscaler.contract import SLO_QUANTILE
 from evaluation.comparison.errors import EvaluationError
 from rl.agent.contract import Batch, Floats32, Space, State
 from rl.agent.ddpg.algorithm import PipelineDDPG
@@ -176,8 +177,10 @@ class Rounds:
         self.agent.num_timesteps += 1
         tally.reward += float(outcome.reward.sum())
         tally.cost -= float(outcome.cost_rewards.sum())
-        tally.judged += outcome.p95_s is not None
-        tally.violated += outcome.p95_s is not None and outcome.p95_s > slo_s
+        # Those who wait count at their age once they are overdue; where nobody is, nor was answered, λ is missed too.
+        p95_s = outcome.window.judged_s(SLO_QUANTILE) if outcome.p95_s is None else outcome.p95_s
+        tally.judged += p95_s is not None
+        tally.violated += p95_s is not None and p95_s > slo_s
 
     def _learn(self, windows: int) -> None:
         self.agent.progress(self.agent.num_timesteps / self.settings.windows)

@@ -42,11 +42,11 @@ class SteadyTeacher:
 
 
 def violated_share(episode: Episode, choice: Configuration) -> float:
-    """Share of the windows with answers whose P95 is above λ when every expert has ``choice`` from beginning to end."""
+    """Share of the judged windows whose P95 is above λ when every expert has ``choice`` from beginning to end."""
     workload, over, judged = episode.workload, 0, 0
     simulation = Simulation(workload, episode.requests, workload.initial(choice), seed=episode.seed)
     for number in range(1, episode.windows + 1):
-        p95_s = simulation.advance(number * episode.window_s).quantile_s(SLO_QUANTILE)
+        p95_s = simulation.advance(number * episode.window_s).judged_s(SLO_QUANTILE)
         if p95_s is not None:
             judged += 1
             over += p95_s > workload.slo_s

@@ -1,7 +1,7 @@
 """An actor without noise on clips of the validation set.
 
 The best actor of a run is chosen here, so these clips are no test. Costs are the experts' on the meter that is trained
-for; windows are judged as in evaluations: P95 of what was answered in them.
+for; windows are judged as in evaluations: P95 of what was answered in them, over λ where requests wait and none was.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Judged:
     judged: int
     violated: int
     excess: float
-    """Mean of max(P95 / λ - 1, 0) over the judged windows."""
+    """Mean of max(P95 / λ - 1, 0) over the judged windows with an answer."""
 
 
 @dataclass(frozen=True)
@@ -242,11 +242,12 @@ class Validator:
             for number, row in enumerate(simulate_all(episodes, decide), start=2):  # the first window is the start's
                 for window in row if number > self.settings.validation.warm_up else []:
                     costs[window.episode_number] += float(getattr(window.outcome, self.settings.meter).sum())
-                    p95_s = window.outcome.window.quantile_s(SLO_QUANTILE)
+                    p95_s = window.outcome.window.judged_s(SLO_QUANTILE)
                     p95s[window.episode_number] += [] if p95_s is None else [p95_s]
             for clip, episode, cost, p95 in zip(clips, episodes, costs, p95s, strict=True):
                 over = np.array(p95) / episode.workload.slo_s - 1
-                excess = float(np.maximum(over, 0).mean()) if over.size else 0.0
+                finite = over[np.isfinite(over)]
+                excess = float(np.maximum(finite, 0).mean()) if finite.size else 0.0
                 counted = episode.windows - self.settings.validation.warm_up
                 reference, over_slo = episode.reference * counted, int((over > 0).sum())
                 judged.append(Judged(clip.workload, clip.pattern, cost, reference, over.size, over_slo, excess))

@@ -56,6 +56,10 @@ class Answers:
         """The exact ``q`` quantile (0 to 1, linear) of the answered requests' seconds; None where none was answered."""
         return float(np.quantile(self.latency_s, q)) if self.latency_s.size else None
 
+    def judged_s(self, q: float) -> float | None:
+        """The same as an SLO judges it: infinite where none was answered and requests wait, None without either."""
+        return np.inf if self.in_flight and not self.latency_s.size else self.quantile_s(q)
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Window(Answers):

@@ -84,7 +84,7 @@ def summary_of(log_dir: Path, requests_csv: Path, slo_s: float, since_s: float) 
         "slo_attainment": numbers["requests"]["slo_attainment"],
         "provisioned_per_hour": numbers["cost"]["provisioned_per_hour"],
         "windows_over": numbers["windows"]["violated"],
-        "windows": numbers["windows"]["with_answers"],
+        "windows": numbers["windows"]["judged"],
     }
 
 

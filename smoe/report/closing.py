@@ -85,7 +85,9 @@ def _latency(numbers: Mapping[str, Any], slo_s: float) -> str:
 def _windows(numbers: Mapping[str, Any]) -> str:
     windows = numbers["windows"]
     worst = "" if windows["worst_p95_s"] is None else f", the worst at {duration(windows['worst_p95_s'])}"
-    return f"windows     {windows['violated']} of {windows['with_answers']} had a P95 above the SLO{worst}"
+    empty = windows["violated_without_answers"]
+    without = f", {empty} of them without any answer" if empty else ""
+    return f"windows     {windows['violated']} of {windows['judged']} had a P95 above the SLO{without}{worst}"
 
 
 def _controller(numbers: Mapping[str, Any]) -> str:

@@ -20,13 +20,21 @@ STEADY_FROM_S = 60.0
 
 @dataclass(frozen=True)
 class ClientWindow:
-    """Answers that came within [start_s, end_s), seconds since the run began; P95 of the ok ones, None without any."""
+    """Answers that came within [start_s, end_s), seconds since the run began; P95 of the ok ones, None without any.
+    ``waiting``: requests that were sent and had no answer at its end."""
 
     start_s: float
     end_s: float
     answers: int
     failed: int
+    waiting: int
     p95_s: float | None
+
+    def over(self, slo_s: float) -> bool | None:
+        """Whether P95 is above ``slo_s``, or requests failed or wait and none was answered; None without either."""
+        if self.p95_s is not None:
+            return self.p95_s > slo_s
+        return True if self.failed or self.waiting else None
 
 
 def client_windows(run: Run) -> list[ClientWindow]:
@@ -44,6 +52,7 @@ def client_windows(run: Run) -> list[ClientWindow]:
     moments = np.array([moment for moment, _ in done])
     order = np.argsort(moments, kind="stable")
     ranked = moments[order]
+    sent = np.sort([r.sent_unix_s - start for _, r in done if r.sent_unix_s is not None])
     windows = []
     for begin, end in edges:
         low, high = np.searchsorted(ranked, (begin, end), side="left")
@@ -51,7 +60,8 @@ def client_windows(run: Run) -> list[ClientWindow]:
         latencies = [r.latency_s for r in members if r.outcome == "ok" and r.latency_s is not None]
         p95 = float(np.quantile(latencies, 0.95)) if latencies else None
         failed = sum(1 for r in members if r.outcome not in ("ok", "cancelled"))
-        windows.append(ClientWindow(begin, end, len(latencies), failed, p95))
+        waiting = int(np.searchsorted(sent, end, side="left")) - int(high)
+        windows.append(ClientWindow(begin, end, len(latencies), failed, waiting, p95))
     return windows
 
 
@@ -76,18 +86,18 @@ def compute(run: Run, slo_s: float, meta: Mapping[str, Any]) -> dict[str, Any]:
     """Everything in ``report.json``. ``meta`` is carried over under its own key."""
     planned = int(meta.get("planned", len(run.requests)))
     windows = client_windows(run)
-    measured = [window for window in windows if window.p95_s is not None]
-    violated = [window for window in measured if window.p95_s is not None and window.p95_s > slo_s]
-    judged = [window for window in run.windows if window.p95_s is not None]
+    over = [(window, late) for window in windows if (late := window.over(slo_s)) is not None]
+    violated = [window for window, late in over if late]
     return {
         "requests": summarise(run.requests, planned, slo_s),
         "windows": {
             "count": len(windows),
-            "with_answers": len(measured),
+            "judged": len(over),
             "violated": len(violated),
-            "violated_share": len(violated) / len(measured) if measured else None,
-            "worst_p95_s": max((window.p95_s for window in measured if window.p95_s is not None), default=None),
-            "violated_as_controller_saw": sum(1 for w in judged if w.p95_s is not None and w.p95_s > slo_s),
+            "violated_without_answers": sum(window.p95_s is None for window in violated),
+            "violated_share": len(violated) / len(over) if over else None,
+            "worst_p95_s": max((window.p95_s for window in windows if window.p95_s is not None), default=None),
+            "violated_as_controller_saw": sum(1 for w in run.windows if w.p95_s is not None and w.p95_s > slo_s),
             "violations": [
                 {"start_s": round(w.start_s, 3), "end_s": round(w.end_s, 3), "p95_s": w.p95_s, "answers": w.answers}
                 for w in violated

@@ -49,7 +49,8 @@ PAGE = """<!doctype html>
 {% if violations %}<table><tr>{% for head in ("from (s)", "to (s)", "P95 (ms)", "answers")
 %}<th class="n">{{ head }}</th>{% endfor %}</tr>
 {% for row in violations %}<tr><td class="n">{{ "%.0f"|format(row.start_s) }}</td><td class="n">{{
-"%.0f"|format(row.end_s) }}</td> <td class="n">{{ "%.1f"|format(1000 * row.p95_s) }}</td><td class="n">{{
+"%.0f"|format(row.end_s) }}</td> <td class="n">{{
+"none" if row.p95_s is none else "%.1f"|format(1000 * row.p95_s) }}</td><td class="n">{{
 row.answers }}</td></tr> {% endfor %}</table>{% else %}<p>None.</p>{% endif %}
 <h2>The decisions that moved most money</h2>
 {% if explained %}<ul>{% for sentence in explained %}<li>{{ sentence }}</li>{% endfor %}</ul>
@@ -154,9 +155,9 @@ def _tiles(numbers: Mapping[str, Any], slo_s: float) -> list[dict[str, str]]:
         _tile("within the SLO", "no data" if attained is None else f"{100 * attained:.1f} %", "of all requests", None),
         _tile(
             "windows above",
-            f"{windows['violated']} of {windows['with_answers']}",
+            f"{windows['violated']} of {windows['judged']}",
             f"worst {duration(windows['worst_p95_s'])}",
-            windows["violated"] == 0 if windows["with_answers"] else None,
+            windows["violated"] == 0 if windows["judged"] else None,
         ),
         _tile(
             "requests",

@@ -23,7 +23,8 @@ from benchmarks.closed_loop.__main__ import (
     summaries,
 )
 from benchmarks.closed_loop.contenders import BURST, CPU_TARGET, check_names, contender, turns
-from benchmarks.closed_loop.runs import Outcome
+from benchmarks.closed_loop.runs import Outcome, Run, windows_over
+from traces import generate
 
 SETTING = Setting(600.0, 10.0, 0.01, 2.0, 1.7, None, None, 0, False, "this")
 
@@ -142,3 +143,19 @@ def test_a_prometheus_that_cannot_be_had_is_named_with_what_goes_without(monkeyp
         pass
     with metrics(SETTING, served) as address:
         assert address is None
+
+
+@pytest.mark.parametrize(
+    ("sent_s", "ends_s", "answered", "over"),
+    [
+        ([0.0, 4.5], [0.1, 4.9], [True, True], [False, False]),
+        ([0.0, 0.1], [0.1, 9.0], [True, True], [False, True, True, True, True]),
+        ([0.5, 4.5], [2.5, 4.9], [False, True], [True, True, False]),
+    ],
+    ids=["nothing waits in between", "one waits and is late", "one waits and fails"],
+)
+def test_a_window_in_which_requests_wait_or_fail_without_an_answer_is_over(
+    tmp_path: Path, sent_s: list[float], ends_s: list[float], answered: list[bool], over: list[bool]
+) -> None:
+    run = Run(generate.synthetic(3, 2.0, 0.5, 0), (), 1, 1.0, 2.0, 1.0, tmp_path, 0, 120.0, 30.0)
+    assert windows_over(run, np.array(sent_s), np.array(ends_s), np.array(answered)) == over

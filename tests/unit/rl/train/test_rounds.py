@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from rl.features import NODE_FEATURES, PIPELINE_FEATURES
 from rl.features.ranges import Ranges
 from rl.train.errors import TrainingError
 from rl.train.limit import Limit
-from rl.train.parallel_episodes import Decide
+from rl.train.parallel_episodes import Decide, EpisodeWindow, simulate_all
 from rl.train.rounds import Rounds
 from rl.train.run import BEST, Run
 from rl.train.settings import TrainingSettings, ValidationSettings
@@ -55,6 +55,31 @@ def rounds() -> Rounds:
     rounds.run(0, teach=True)
     rounds.run(1, teach=False)
     return rounds
+
+
+def unanswered(simulate: Callable[..., Iterator[list[EpisodeWindow]]]) -> Callable[..., Iterator[list[EpisodeWindow]]]:
+    """``simulate_all`` where in each window a request waits that is not overdue yet, and none is answered."""
+
+    def simulated(*arguments: object) -> Iterator[list[EpisodeWindow]]:
+        for row in simulate(*arguments):
+            for window in row:
+                waits = replace(window.outcome.window, latency_s=np.zeros(0), in_flight=1)
+                yield [replace(window, outcome=replace(window.outcome, p95_s=None, window=waits))]
+
+    return simulated
+
+
+def test_windows_in_which_requests_wait_without_an_answer_are_over_the_target(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for module in ("rl.train.rounds", "rl.train.validation"):
+        monkeypatch.setattr(f"{module}.simulate_all", unanswered(simulate_all))
+    tally = Rounds(SETTINGS, agent()).run(0, teach=True)
+    assert tally.violated == tally.judged == tally.windows > 0
+    monkeypatch.setattr(Validator, "_served", lambda *_: True)  # its search takes seconds
+    hours = Validator(SETTINGS, tmp_path)
+    clip = hours.judge(lambda episodes, states: [state.present for state in states]).clips[0]
+    assert clip.violated == clip.judged > 0 and clip.excess == 0.0
 
 
 def test_a_round_keeps_every_window_with_what_followed_it(rounds: Rounds) -> None:

@@ -164,7 +164,7 @@ def test_numbers_are_those_counted_by_hand(log_dir: Path) -> None:
     assert requests["slo_attainment"] == pytest.approx(2 / 5)
     windows = numbers["windows"]
     # answers at 0.1, 1.1 | 5.15, 6.3 | none: the second window is above 150 ms
-    assert (windows["count"], windows["with_answers"], windows["violated"]) == (3, 2, 1)
+    assert (windows["count"], windows["judged"], windows["violated"]) == (3, 2, 1)
     assert windows["violations"][0]["start_s"] == 5.0 and windows["violations"][0]["p95_s"] == pytest.approx(0.295)
     assert windows["violated_as_controller_saw"] == 1
     cost = numbers["cost"]
@@ -185,6 +185,28 @@ def test_numbers_are_those_counted_by_hand(log_dir: Path) -> None:
         "by_function": {"m-expert-0-1": 3},
         "by_reason": {"busy <0.9>": 3},
     }
+
+
+def test_a_window_in_which_requests_wait_or_fail_without_an_answer_is_above_the_slo() -> None:
+    # [0, 5): an answer; [5, 10): two wait; [10, 15): one is refused; [15, 20): nothing is sent; [20, 25): an answer.
+    requests = (record(0, 0.0, 0.1), record(1, 6.0, 8.0, "rejected"), record(2, 7.0, 5.0, "timeout"),
+                record(3, 20.0, 0.1))  # fmt: skip
+    numbers = compute(Run((), (), (), requests), 0.15, {})
+    windows = numbers["windows"]
+    assert (windows["count"], windows["judged"], windows["violated"]) == (5, 4, 2)
+    assert [(one["start_s"], one["p95_s"]) for one in windows["violations"]] == [(5.0, None), (10.0, None)]
+    assert windows["worst_p95_s"] == pytest.approx(0.1) and windows["violated_share"] == 0.5
+    assert closing(numbers, 0.15)[2] == (
+        "windows     2 of 4 had a P95 above the SLO, 2 of them without any answer, the worst at 100 ms"
+    )
+
+
+def test_the_page_lists_a_window_without_an_answer(tmp_path: Path) -> None:
+    path = tmp_path / "requests.csv"
+    with CsvSink(path) as sink:
+        sink.add(record(0, 1.0, 12.0))
+    page = build(tmp_path / "out", tmp_path / "nolog", path, 0.15, {}).html.read_text()
+    assert page.count('<td class="n">none</td><td class="n">0</td>') == 2 and "<b>3 of 3</b>" in page
 
 
 def test_an_origin_names_what_a_run_states_of_itself_and_no_more() -> None:
