@@ -122,7 +122,7 @@ class GenerationObservation:
     running: float | None = None
     """Texts that take part in iterations, at the end of the window."""
     waiting: float | None = None
-    """Queue: texts that wait for pages, for an instance, or for their reader, at the end of the window."""
+    """Queue: texts that wait for pages, or for an instance, at the end of the window."""
     kv_usage: float | None = None
     """Part of the instances' pages of keys and values in use, 0 to 1, at the end of the window."""
     prompt_tokens_per_s: float | None = None

@@ -55,8 +55,9 @@ class Generator:
         computed: Callable[[int], object] = lambda tokens: None,
         schedule: ScheduleSettings | None = None,
     ) -> None:
-        """``timeout_s``: time for a text's first and each next token; ``computed`` hears of each iteration's tokens;
-        ``schedule``: how prefill and decode are shared out, None: every text stays where it begins."""
+        """``timeout_s``: time for a text's first pass, each next part of its prompt, and each token; ``computed`` hears
+        of each iteration's tokens; ``schedule``: how prefill and decode are shared out, None: every text stays where it
+        begins."""
         self._schedule = schedule = schedule or ScheduleSettings()
         self.measures = Measures()
         self.waiting = Waiting()
@@ -88,9 +89,14 @@ class Generator:
         waiting = self.waiting
         return len(waiting.texts) + len(waiting.parked) + sum(len(run.queued) for run in self.runs)
 
+    @property
+    def unscheduled(self) -> int:
+        """Those of them that wait for an instance, or at one: their readers are not behind."""
+        return self.queued - len(self.waiting.parked)
+
     def add(self, text: Text) -> None:
         """Have a text continued; its sink gets what comes of it. Raises OverloadedError."""
-        if self.queued - len(self.waiting.parked) >= self._queue_limit:
+        if self.unscheduled >= self._queue_limit:
             raise OverloadedError(f"{self._queue_limit} texts wait to be continued; try again later")
         self.waiting.texts.append(text)
         self._place()
@@ -176,16 +182,17 @@ class Generator:
             absent = [] if self.runs else self._dispatcher.absent(self._segments)
             self._refusal = NotDeployedError(f"{absent[0]} is not deployed") if absent else NoReplicaError(NOT_READY)
             for text in [*waiting.texts, *waiting.parked]:
-                late = text.moved_s + (ABSENT_S if absent else self._timeout_s) <= now_s and text not in waiting.parked
+                spent_s = ABSENT_S if absent else self._timeout_s
+                late = text.progress_s + spent_s <= now_s and text not in waiting.parked
                 if text.cancelled or late or (text.deadline_s is not None and text.deadline_s <= now_s):
                     self._drop(text)
             for text in [text for text in waiting.parked if not text.sink.full()]:
                 waiting.parked.remove(text)
-                text.moved_s = now_s
+                text.moved_s = text.progress_s = now_s
                 waiting.texts.appendleft(text)
             for run in list(self.runs):
                 for text in run.queued:
-                    late = text.moved_s + self._timeout_s <= now_s or (text.deadline_s or now_s + 1) <= now_s
+                    late = text.progress_s + self._timeout_s <= now_s or (text.deadline_s or now_s + 1) <= now_s
                     if text.cancelled or late:
                         run.give_up_waiting(text, DeadlineError(SPENT))
             self._place()

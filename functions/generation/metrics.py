@@ -41,7 +41,7 @@ class GenerationMetrics(Collector):
         room = sum(run.instance.pages for run in generator.runs)
         for metric, words, value in (
             (names.TEXTS_RUNNING, "Texts in iterations", sum(len(run.texts) for run in generator.runs)),
-            (names.TEXTS_WAITING, "Texts that wait", generator.queued),
+            (names.TEXTS_WAITING, "Texts that wait to be scheduled", generator.unscheduled),
             (names.KV_USAGE, "Part of the pages in use", used / room if room else 0.0),
         ):
             gauge = GaugeMetricFamily(metric, words, labels=_LABEL)

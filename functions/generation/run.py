@@ -73,9 +73,9 @@ class InstanceRun:
         drain: Drain | None = None,
         chunk_tokens: int = CHUNK_TOKENS,
     ) -> None:
-        """``timeout_s``: time for each next token of a text; ``computed`` hears how many tokens each iteration had;
-        ``place`` lets waiting texts in, before each; ``chunk_tokens``: those of an iteration, as far as prompts are in
-        it."""
+        """``timeout_s``: time for each next token of a text, or part of its prompt; ``computed`` hears how many tokens
+        each iteration had; ``place`` lets waiting texts in, before each; ``chunk_tokens``: those of an iteration, as
+        far as prompts are in it."""
         self.instance = instance
         self.prefixes = Prefixes(instance.page_tokens)
         self.texts: list[Text] = []
@@ -377,7 +377,7 @@ class InstanceRun:
                 score(text, rows)
             text.passed_s = begun_s
             self.prefixes.renew(text)
-            text.kept += count
+            text.computed(count, now_s)
             if text.kept < len(text.tokens) or text.cancelled:
                 continue
             if not text.max_tokens:
@@ -435,8 +435,8 @@ class InstanceRun:
                 self._measures.finished(text, "abort", now_s)
             elif text.deadline_s is not None and text.deadline_s <= now_s:
                 self._fail(text, DeadlineError("the request's time was spent before its text was complete"))
-            elif text.moved_s + self._timeout_s <= now_s:
-                late = DeadlineError(f"no token was chosen for {self._timeout_s:g} s (smoe_timeout)")
+            elif text.progress_s + self._timeout_s <= now_s:
+                late = DeadlineError(f"the text has not gone on for {self._timeout_s:g} s (smoe_timeout)")
                 self._fail(text, self._failure or late)
 
     def _begin_idle_ones_again(self) -> None:

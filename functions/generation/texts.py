@@ -111,10 +111,14 @@ class Text:
     first_s: float | None = None
     moved_s: float = field(init=False)
     """When its last token was chosen, or it arrived."""
+    furthest: int = 0
+    """The most tokens that were ever computed of it."""
+    progress_s: float = field(init=False)
+    """When it last went on: its last token, or as far in its prompt as never before."""
     cancelled: bool = False
 
     def __post_init__(self) -> None:
-        self.moved_s = self.arrived_s
+        self.moved_s = self.progress_s = self.arrived_s
 
     @property
     def last(self) -> int:
@@ -130,9 +134,15 @@ class Text:
         """What the segments had of it is gone: it is computed again from its beginning."""
         self.kv_id, self.kept, self.parent, self.shared_pages = new_id(), 0, -1, 0
 
+    def computed(self, count: int, now_s: float) -> None:
+        """The segments have ``count`` tokens more. A text that is computed again goes on once it is where it was."""
+        self.kept += count
+        if self.kept > self.furthest:
+            self.furthest, self.progress_s = self.kept, now_s
+
     def choose(self, chosen: Chosen, now_s: float) -> Finish | None:
         """Take a token; returns why the text is complete, None where it goes on."""
-        self.moved_s = now_s
+        self.moved_s = self.progress_s = now_s
         if chosen.token in self.end:
             return "stop"
         self.tokens.append(chosen.token)

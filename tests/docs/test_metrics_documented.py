@@ -93,7 +93,7 @@ def ingress_families() -> dict[str, Metric]:
 def generation_families() -> dict[str, Metric]:
     one = {"instance": 0, "role": "both", "running": 0, "queue": 0, "arriving": 0}
     generator = SimpleNamespace(
-        measures=Measures(), queued=0, runs=[], phases=None, document=lambda: {"instances": [one]}
+        measures=Measures(), unscheduled=0, runs=[], phases=None, document=lambda: {"instances": [one]}
     )
     return named(GenerationMetrics("m", generator).collect())  # type: ignore[arg-type]
 

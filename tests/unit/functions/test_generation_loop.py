@@ -20,7 +20,7 @@ from functions.wire.errors import BadInputError, CallError, DeadlineError, KvLos
 from moe.cache import PAGE_TOKENS
 from moe.manifest import Tokenizer
 from moe.reference import WholeModel, pack
-from tests.unit.functions.decoder_bench import Bench, InProcess, recomputed
+from tests.unit.functions.decoder_bench import Bench, Collected, InProcess, recomputed
 from tests.unit.moe import tiny
 
 
@@ -131,13 +131,34 @@ async def test_a_deadline_of_the_client_ends_a_text(model: WholeModel) -> None:
     await bench.end()
 
 
-async def test_a_text_whose_next_token_takes_longer_than_its_time_is_ended(model: WholeModel) -> None:
+async def test_a_text_that_does_not_go_on_within_its_time_is_ended(model: WholeModel) -> None:
     bench = Bench(InProcess(model, 60), timeout_s=0.2)
-    bench.instance.before = lambda number: asyncio.sleep(0.15)
-    sink = bench.add(bench.text("a", tiny.texts((620,))[0], 2))  # in three parts
+    text = bench.text("a", [1, 2], 2)
+    text.progress_s -= 0.3
+    sink = bench.add(text)
     await bench.over(sink)
-    assert isinstance(sink.error, DeadlineError)
+    assert isinstance(sink.error, DeadlineError) and "has not gone on for 0.2 s (smoe_timeout)" in str(sink.error)
     await bench.end()
+
+
+async def test_a_prompt_may_take_longer_in_all_than_the_time_of_each_of_its_parts(model: WholeModel) -> None:
+    bench = Bench(InProcess(model, 60), timeout_s=1.0)
+    bench.instance.before = lambda number: asyncio.sleep(0.4)
+    prompt = tiny.texts((620,))[0]  # in three parts
+    sink = bench.add(bench.text("a", prompt, 2))
+    await bench.over(sink)
+    assert sink.error is None and sink.tokens == recomputed(model, prompt, sink.tokens)
+    await bench.end()
+
+
+def test_a_text_that_is_computed_again_goes_on_once_it_is_where_it_was() -> None:
+    text = Text([1, 2, 3, 4], 1, Sampler(Sampling()), Collected(), frozenset(), "a", 9, 0.0)
+    for count, now_s, expected in ((3, 1.0, 1.0), (None, 2.0, 1.0), (2, 3.0, 1.0), (2, 4.0, 4.0)):
+        if count is None:
+            text.forget()
+        else:
+            text.computed(count, now_s)
+        assert text.progress_s == expected
 
 
 async def test_a_text_that_nobody_reads_stops_within_an_iteration(model: WholeModel) -> None:

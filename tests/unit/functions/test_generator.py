@@ -15,6 +15,7 @@ from functions.generation import generator as module
 from functions.generation.api import OpenAiApi
 from functions.generation.draining import Drain
 from functions.generation.generator import Generator
+from functions.generation.metrics import GenerationMetrics
 from functions.generation.run import InstanceRun
 from functions.ingress.calls import NodeCaller
 from functions.ingress.passes import PipelinePass
@@ -135,6 +136,8 @@ async def test_texts_go_to_the_emptiest_instance_and_parked_ones_come_back(
     text, sink = pairs[2]
     sink.behind = True
     generator.waiting.parked.append(text)  # type: ignore[arg-type]
+    shown = {sample.name: sample.value for one in GenerationMetrics("m", generator).collect() for sample in one.samples}
+    assert generator.queued == 1 and shown["vllm:num_requests_waiting"] == 0  # it waits for its reader
     generator._place()
     await turns(500)
     assert not sink.tokens
