@@ -48,6 +48,8 @@ COUNTS = {
     "context_length": "max_position_embeddings",
     "vocab_size": "vocab_size",
 }
+ENDS = ("eos", "eot", "eom")
+"""Roles of the tokens that end a text: of the whole, of a turn, of a message."""
 NUMBERS = {"attention.layer_norm_rms_epsilon": "rms_norm_eps", "rope.freq_base": "rope_theta"}
 PRE_TOKENIZERS: Mapping[str, list[PreTokenizer]] = {
     "smollm": [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)],
@@ -108,8 +110,9 @@ class GgufSource:
         config.setdefault("vocab_size", len(self._value("tokenizer.ggml.tokens", [])))
         self._check_heads(config)
         config["tie_word_embeddings"] = not self.has("lm_head.weight")
-        for role in ("bos", "eos"):
-            config[f"{role}_token_id"] = self._value(f"tokenizer.ggml.{role}_token_id")
+        config["bos_token_id"] = self._value("tokenizer.ggml.bos_token_id")
+        ends = [self._value(f"tokenizer.ggml.{role}_token_id") for role in ENDS]
+        config["eos_token_id"] = [token for token in ends if token is not None]
         return config
 
     def _check_heads(self, config: Config) -> None:

@@ -93,6 +93,24 @@ def test_the_pipeline_has_the_files_tokenizer_and_template(file: Path, tmp_path:
 
 
 @pytest.mark.parametrize(
+    ("keys", "ends"),
+    [
+        pytest.param({}, {2}, id="of a text alone"),
+        pytest.param({"tokenizer__ggml__eot_token_id": 0}, {2, 0}, id="of a turn"),
+        pytest.param(
+            {"tokenizer__ggml__eot_token_id": 2, "tokenizer__ggml__eom_token_id": 1}, {2, 1}, id="of a message"
+        ),
+        pytest.param({"tokenizer__ggml__eos_token_id": None, "tokenizer__ggml__eot_token_id": 0}, {0}, id="no eos"),
+    ],
+)
+def test_every_token_that_ends_a_text_is_in_the_manifest(keys: dict[str, Any], ends: set[int], tmp_path: Path) -> None:
+    path = gguf_files.write(model(), tmp_path / "tiny.gguf", **keys)
+    split(path, tmp_path / "p", "tiny", 2, 2)
+    settings = load(tmp_path / "p").tokenizer
+    assert settings is not None and settings.end_tokens == ends
+
+
+@pytest.mark.parametrize(
     ("keys", "said"),
     [
         pytest.param({"llama__rope__scaling__type": "yarn"}, "scaled rotary positions", id="scaled"),
