@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from moe.dense_layers import attentions
 from moe.manifest import Manifest, Node
 
 PAGE_TOKENS = 16
@@ -15,11 +16,8 @@ _NUMBER_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 def kv_bytes(manifest: Manifest, segment: Node, tokens: int) -> int:
     """Bytes that a segment keeps for ``tokens`` tokens, in whole pages; 0 where it has no attention."""
     numbers = manifest.architecture
-    moe_layers = numbers.get("moe_layers", range(numbers["layers"]))
-    edges = [-1, *moe_layers, numbers["layers"] - 1]
-    attentions: int = edges[segment.layer + 1] - edges[segment.layer]
-    pages = -(-tokens // PAGE_TOKENS)
-    return pages * PAGE_TOKENS * attentions * _numbers_per_token(numbers) * _NUMBER_BYTES[manifest.dtype]
+    pages, layers = -(-tokens // PAGE_TOKENS), attentions(numbers, segment.layer)
+    return pages * PAGE_TOKENS * layers * _numbers_per_token(numbers) * _NUMBER_BYTES[manifest.dtype]
 
 
 def _numbers_per_token(numbers: Mapping[str, Any]) -> int:

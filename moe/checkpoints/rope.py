@@ -12,8 +12,8 @@ from torch import Tensor
 from moe.checkpoints.positions import rotary_numbers
 from moe.checkpoints.reader import NodeTensors
 from moe.checkpoints.source import Fields, Source
+from moe.dense_layers import dense_layers_before
 from moe.errors import CheckpointError
-from moe.families.rope import dense_layers_before
 from moe.manifest import Family, Router, Task
 
 

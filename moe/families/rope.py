@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from moe.dense_layers import dense_layers_before
 from moe.families.attention import Rotary, attend, plain_frequencies, rotate, slowed
 from moe.families.experts import ClampedFfn, GatedFfn
 from moe.families.gpt2 import LanguageHead
@@ -168,14 +169,6 @@ def _rotary(weights: Weights, n: Numbers) -> Rotary:
             frequencies = slowed(frequencies, n["rope_scaling"])
     some = next(iter(weights.tensors.values())) if weights.tensors else torch.empty(0)
     return Rotary(frequencies, some.dtype, some.device, n.get("rope_amplitude", 1.0))
-
-
-def dense_layers_before(architecture: Numbers, index: int) -> list[int]:
-    """Model layers that segment ``index`` computes whole, ahead of MoE layer ``index`` (or of the head)."""
-    moe_layers: list[int] = architecture["moe_layers"]
-    start = moe_layers[index - 1] + 1 if index else 0
-    end = moe_layers[index] if index < len(moe_layers) else architecture["layers"]
-    return list(range(start, end))
 
 
 def segment(weights: Weights, architecture: Numbers, settings: Router, index: int) -> Segment:
