@@ -42,8 +42,8 @@ def constant_name(run: Trained) -> str:
 
 
 def best_constant(run: Trained, hours: Sequence[ValidationHour], trials: int) -> Opponent:
-    """The best constant for each expert on all ``hours`` together, by provisioned cost; on a run's busy meter it is
-    replayed for what it cost there."""
+    """The best constant for each expert on all ``hours`` together, by the run's meter; on the busy
+    one it is replayed as an actor is."""
     searched = [one.hour for one in hours]
     chosen = search_constants(constant_name(run), searched, trials)
     if run.meter == "provisioned":

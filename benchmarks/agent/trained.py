@@ -67,7 +67,10 @@ def _siso(stored: Mapping[str, Any], folder: Path, count: int) -> Trained:
     settings = replace(settings, validation=replace(settings.validation, seeds=count))
     validator = Validator(settings, folder / "cache")
     hours = {
-        name: [ValidationHour(clip, partial(validator.episode, clip), validator.hour(clip)) for clip in clips]
+        name: [
+            ValidationHour(clip, partial(validator.episode, clip), replace(validator.hour(clip), meter=settings.meter))
+            for clip in clips
+        ]
         for name, clips in validator.clips.items()
     }
     warm_up, burst = settings.validation.warm_up, settings.standbys.burst
@@ -76,6 +79,7 @@ def _siso(stored: Mapping[str, Any], folder: Path, count: int) -> Trained:
 
 def _staffing(stored: Mapping[str, Any], folder: Path, count: int) -> Trained:
     settings = StaffingSettings.from_json(stored)
+    meter = settings.hours.reward.meter
     hours = [
         ValidationHour(
             work.clip,
@@ -84,11 +88,11 @@ def _staffing(stored: Mapping[str, Any], folder: Path, count: int) -> Trained:
                 Work(work.workload, work.requests, work.seed),
                 work.clip.window_s,
                 range(WARM_UP, round(work.seconds / work.clip.window_s)),
+                meter,
             ),
         )
         for work in Judge(replace(settings, validation_hours=count), None).hours
     ]
-    meter = settings.hours.reward.meter
     return Trained(
         "staffing-learnt", folder / STAFFING_BEST, {settings.hours.workload: hours}, WARM_UP, meter, DEFAULT_BURST,
         settings.seed,

@@ -12,6 +12,7 @@ import numpy as np
 
 from autoscaler.capacity import total_needs
 from autoscaler.contract import SLO_QUANTILE, Configuration
+from autoscaler.prices import Meter
 from simulation.arrays import Floats
 from simulation.engine.bursts import BurstSettings
 from simulation.engine.passages import Passages
@@ -33,9 +34,12 @@ class Judged(Protocol):
     def workload(self) -> Workload: ...
     @property
     def requests(self) -> Requests: ...
+    @property
+    def meter(self) -> Meter: ...
 
     def cost(self, deployment: Deployment) -> float | None:
-        """Provisioned cost of the experts an hour, standbys included; None where λ is not kept or there is no room."""
+        """Cost of the experts an hour on :attr:`meter`, standbys included; None where λ is not kept or there is no
+        room."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +121,12 @@ class Work:
         """Function → its place among a simulation's nodes."""
         return {node.function: place for place, node in enumerate((*self.workload.segments, *self.workload.experts))}
 
+    def busy_per_hour(self, deployment: Deployment, seconds: float, busy_s: Floats) -> float:
+        """``busy_s`` [nodes] replica-seconds with a call, of ``seconds``."""
+        prices = self.workload.prices
+        spent = (prices.unit_per_s(one) * busy_s[self._place_of[name]] for name, one in deployment.items())
+        return float(3600 * sum(spent) / seconds)
+
     def per_hour(self, deployment: Deployment, seconds: float, activated_s: Floats) -> float:
         """``activated_s`` [nodes] of ``seconds``."""
         prices, cost = self.workload.prices, 0.0
@@ -139,6 +149,10 @@ class _OfWork:
     @property
     def requests(self) -> Requests:
         return self.work.requests
+
+    @property
+    def meter(self) -> Meter:
+        return "provisioned"
 
 
 @dataclass(frozen=True, eq=False)

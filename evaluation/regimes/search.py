@@ -8,6 +8,7 @@ from itertools import product
 from typing import NamedTuple
 
 from autoscaler.contract import Burst, Configuration
+from autoscaler.prices import Meter
 from evaluation.bound.uniform import enough_memory
 from evaluation.regimes.judged import Deployment, Judged
 from evaluation.uniform import first_keeping, fits, for_all_experts
@@ -45,7 +46,7 @@ def cheapest_uniform(
             one
             for count in workload.space.replica_counts
             if fits(workload, one := Configuration(memory_mb(count, cores), cores, share, count, concurrency, burst))
-            and price_per_hour(workload, for_all_experts(workload, one)) < limit
+            and least_per_hour(judged, for_all_experts(workload, one)) < limit
         ]
         costs: dict[int, float | None] = {}
 
@@ -71,11 +72,11 @@ def descended(
     cheaper: Callable[[Sequence[str], Deployment], Iterable[Configuration]],
 ) -> Found:
     """Group after group of functions takes the first of ``cheaper``, by price, with which λ is kept for less."""
-    workload, best = judged.workload, start
+    best, price = start, pricing(judged.workload, judged.meter)
     for functions in groups:
-        present = _price(workload, max((best.deployment[name] for name in functions), key=pricing(workload)))
-        for one in sorted(cheaper(functions, best.deployment), key=pricing(workload)):
-            if _price(workload, one) >= present:
+        present = max(price(best.deployment[name]) for name in functions)
+        for one in sorted(cheaper(functions, best.deployment), key=price):
+            if price(one) >= present:
                 break
             step = dict(best.deployment) | dict.fromkeys(functions, one)
             cost = judged.cost(step)
@@ -106,16 +107,20 @@ def neighbours(workload: Workload) -> Callable[[Sequence[str], Deployment], Iter
 
 def price_per_hour(workload: Workload, deployment: Deployment) -> float:
     """The cost where no standby is ever activated: what always runs, and what waits."""
-    return 3600 * sum(_price(workload, configuration) for configuration in deployment.values())
+    return 3600 * sum(map(pricing(workload), deployment.values()))
 
 
-def _price(workload: Workload, one: Configuration) -> float:
-    return workload.prices.provisioned(one, 1.0)
+def least_per_hour(judged: Judged, deployment: Deployment) -> float:
+    """What it costs at least: on the busy meter nothing until it is called."""
+    return price_per_hour(judged.workload, deployment) if judged.meter == "provisioned" else 0.0
 
 
-def pricing(workload: Workload) -> Callable[[Configuration], float]:
-    """What a configuration costs a second where none of its standbys is activated."""
-    return lambda one: _price(workload, one)
+def pricing(workload: Workload, meter: Meter = "provisioned") -> Callable[[Configuration], float]:
+    """What a configuration costs a second where none of its standbys is activated; on the busy meter a busy replica,
+    however many there are."""
+    if meter == "busy":
+        return workload.prices.unit_per_s
+    return lambda one: workload.prices.provisioned(one, 1.0)
 
 
 def _one(cores: float, share: float) -> Configuration:

@@ -5,7 +5,7 @@ settings are swept by (:func:`evaluation.tuning.sweep.best`): the cheapest of th
 :data:`evaluation.tuning.outcomes.MOST_VIOLATED` of the windows, or where none does in hardly more than the one that
 does so in the fewest. Each freedom starts from what was found with less, and all judge equally many deployments. With
 ``+burst`` every function has standbys by one of :data:`BURSTS`, whose cost is part of what is compared, or none has
-where that is cheaper.
+where that is cheaper. All by the meter of the hours.
 
 Every hour has its own popularity of experts. A constant for each expert is one for each *rank*: what the layer's most
 called expert of the first hour has, that of any other hour gets.
@@ -22,15 +22,18 @@ from typing import NamedTuple
 import numpy as np
 
 from autoscaler.contract import Burst, Configuration
+from autoscaler.prices import Meter
 from evaluation.bound.physics import Physics
 from evaluation.comparison.episode import Work as Episode
 from evaluation.comparison.grid import without_burst
 from evaluation.regimes.judged import Deployment, Work
-from evaluation.regimes.search import Found, cheapest_uniform, descended, neighbours, price_per_hour, pricing
+from evaluation.regimes.search import Found, cheapest_uniform, descended, least_per_hour, neighbours, pricing
 from evaluation.regimes.ways import planned_constants
 from evaluation.tuning.outcomes import MOST_VIOLATED, p95s, tail_s
 from evaluation.tuning.search import Trial
+from simulation.engine.kernel import BUSY_S
 from simulation.engine.requests import Requests
+from simulation.engine.simulation import Answers
 from simulation.workloads.workload import Workload
 
 Steps = Callable[[Sequence[str], Deployment], Iterator[Configuration]]
@@ -67,12 +70,13 @@ class Hour:
     window_s: float
     windows: range
     """Numbers of those that are judged."""
+    meter: Meter = "provisioned"
     outcomes: dict[tuple[Configuration, ...], tuple[float, list[float]]] = field(default_factory=dict)
     """Outcomes by :attr:`ranked`'s configurations."""
 
     def outcome(self, configurations: tuple[Configuration, ...]) -> tuple[float, list[float]]:
-        """(cost of the experts an hour, P95 over λ of each judged window) where ``configurations`` are those of
-        :attr:`ranked`; infinite and none without room for them."""
+        """(cost of the experts an hour on the meter, P95 over λ of each judged window) where ``configurations`` are
+        those of :attr:`ranked`; infinite and none without room for them."""
         if configurations not in self.outcomes:
             self.outcomes[configurations] = self._simulated(self.deployment(configurations))
         return self.outcomes[configurations]
@@ -89,15 +93,26 @@ class Hour:
         return tuple(experts[e].function for e in order)
 
     def _simulated(self, deployment: Deployment) -> tuple[float, list[float]]:
-        every = self.work.answers(
-            deployment, tuple((number + 1) * self.window_s for number in range(self.windows.stop))
-        )
+        ends_s = tuple((number + 1) * self.window_s for number in range(self.windows.stop))
+        seconds = len(self.windows) * self.window_s
+        if self.meter == "busy":
+            simulation = self.work.simulation(deployment)
+            if simulation is None:
+                return np.inf, []
+            windows = [simulation.advance(end_s) for end_s in ends_s][self.windows.start :]
+            cost = self.work.busy_per_hour(
+                deployment, seconds, np.sum([window.meter[:, BUSY_S] for window in windows], 0)
+            )
+            return cost, self._over_slo(windows)
+        every = self.work.answers(deployment, ends_s)
         if every is None:
             return np.inf, []
         counted = every[self.windows.start :]
         activated_s = np.sum([window.activated_s for window in counted], axis=0)
-        cost = self.work.per_hour(deployment, len(counted) * self.window_s, activated_s)
-        return cost, [p95_s / self.work.workload.slo_s for p95_s in p95s(counted)]
+        return self.work.per_hour(deployment, seconds, activated_s), self._over_slo(counted)
+
+    def _over_slo(self, counted: Sequence[Answers]) -> list[float]:
+        return [p95_s / self.work.workload.slo_s for p95_s in p95s(counted)]
 
 
 def hour_of(episode: Episode) -> Hour:
@@ -127,6 +142,10 @@ class Hours:
     @property
     def requests(self) -> Requests:
         return self.hours[0].work.requests
+
+    @property
+    def meter(self) -> Meter:
+        return self.hours[0].meter
 
     def cost(self, deployment: Deployment) -> float | None:
         """None where λ is not kept often enough, there is no room, or all trials are done."""
@@ -213,7 +232,7 @@ def _descend(judged: Hours, start: Found, by_layer: bool) -> None:
     plans = [] if workload.host is not None else list(planned_constants(physics, judged.requests, seconds))
     for plan in plans if not by_layer else [_by_layer(workload, plan, layers) for plan in plans]:
         one = {name: replace(configuration, burst=burst) for name, configuration in plan.items()}
-        if price_per_hour(workload, one) < start.cost and (cost := judged.cost(one)) is not None and cost < start.cost:
+        if least_per_hour(judged, one) < start.cost and (cost := judged.cost(one)) is not None and cost < start.cost:
             start = Found(one, cost)
     steps = neighbours(workload) if by_layer else steps_down(workload)
     lowest(judged, start, layers if by_layer else [[name] for name in start.deployment], steps)

@@ -53,6 +53,19 @@ def test_one_for_all_is_the_cheapest_of_all_and_more_freedom_comes_near_its_opti
     assert optimum * (1 - 1e-9) <= per_expert <= NEAR * optimum and per_expert <= per_layer
 
 
+def test_a_search_is_by_the_meter_that_its_hours_are_judged_on() -> None:
+    provisioned, busy = hour(0.055, 0), replace(hour(0.055, 0), meter="busy")
+    few, many = ((one,) * 4 for one in (ONE_EACH[0], ONE_EACH[1]))
+    assert provisioned.outcome(many)[0] == 2 * provisioned.outcome(few)[0]
+    assert busy.outcome(many)[0] == pytest.approx(busy.outcome(few)[0], rel=0.01)  # replicas that wait are free
+    assert busy.outcome(few)[0] < provisioned.outcome(few)[0] and busy.outcome(few)[1] == provisioned.outcome(few)[1]
+    found = search_constants("constant", [busy], 60)
+    assert found.best.cost == pytest.approx(cheapest([busy], [(one,) * 4 for one in ONE_EACH]), rel=0.01)
+    per_expert = search_constants("constant-per-expert", [busy], 100)
+    assert per_expert.best.cost <= NEAR * cheapest([busy], list(product(ONE_EACH, repeat=4)))
+    assert per_expert.best.meets and per_expert.best.cost <= found.best.cost
+
+
 def test_every_hour_gives_its_own_most_called_expert_what_the_first_hour_s_has() -> None:
     hours = [hour(0.05, seed) for seed in range(4)]
     assert len({one.ranked for one in hours}) > 1
