@@ -99,7 +99,9 @@ def decide(
             continue
         observed = [observation.node(node.id) for node in nodes]
         needs[function] = memory_need(nodes, observed, settings)
-        least = _Least(floors.get(function, 0), _used_mb(now, observed))
+        # A segment's memory was sized with the pages of keys and values, which only the deployment knows the number of.
+        keeps = topology.generates and any(node.kind == "segment" for node in nodes)
+        least = _Least(floors.get(function, 0), now.memory_mb if keeps else _used_mb(now, observed))
         target, hits = _limited(function, now, desired, needs[function], now_s, state, settings, bound, least)
         decisions.append(Decision(function, name, now, desired, target, reason, tuple(hits)))
     return tuple(_within_all(decisions, present, needs, settings, prices))
@@ -141,7 +143,8 @@ class _Least(NamedTuple):
 
     replicas: int
     memory_mb: float
-    """MiB that a replica uses now, 0 where that is not known."""
+    """MiB that a replica uses now, 0 where that is not known; all of a replica that keeps keys and values, which fill
+    their pages later."""
 
 
 def _used_mb(now: Configuration, observed: Sequence[NodeObservation | None]) -> float:

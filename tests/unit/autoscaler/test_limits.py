@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.contract import MIB, Configuration, ConfigurationSpace, Observation
+from autoscaler.contract import MIB, Configuration, ConfigurationSpace, Observation, Proposal
 from autoscaler.decision.budget import no_worse, per_hour
-from autoscaler.decision.limits import LimitSettings, LimitState, limits_in_step, memory_need
+from autoscaler.decision.limits import LimitSettings, LimitState, decide, limits_in_step, memory_need
 from platform_words.memory import CONTAINER, container_memory
 from tests.unit.autoscaler.builders import NOW_S, PRICES, configuration, observation
 from tests.unit.autoscaler.deciding import FUNCTION, NODE, NODES, SETTINGS, SPACE, TOPOLOGY, decision, decisions
@@ -299,6 +299,20 @@ def test_memory_never_shrinks_below_what_replicas_use(
     seen = observation({NODE: {"memory_utilisation": used, "peak_tokens": 0.0}})
     allowed = decision(configuration(memory_mb=128), configuration(), seen=seen)
     assert (allowed.target.memory_mb, allowed.limits_hit) == (memory_mb, hits)
+
+
+@pytest.mark.parametrize(("generates", "memory_mb"), [(True, 1024), (False, 192)])
+def test_memory_of_a_decoder_s_segments_never_shrinks_as_keys_and_values_are_in_it(
+    generates: bool, memory_mb: int
+) -> None:
+    node = next(node for node in TOPOLOGY.nodes if node.kind == "segment")
+    seen = observation({node.id: {"memory_utilisation": 0.18, "peak_tokens": 0.0}})
+    desired = {node.function: configuration(memory_mb=128)}
+    topology, present = replace(TOPOLOGY, generates=generates), {node.function: configuration(memory_mb=1024)}
+    (allowed,) = decide(
+        topology, seen, Proposal(desired, {}), present, NOW_S, LimitState(), SETTINGS, PRICES
+    )  # fmt: skip
+    assert (allowed.target.memory_mb, allowed.limits_hit) == (memory_mb, ("memory in use",))
 
 
 def test_what_a_worker_has_besides_weights_depends_on_where_it_runs() -> None:
