@@ -273,7 +273,8 @@ def _schedule(settings: DeploymentSettings) -> dict[str, str]:
 def _worker(manifest: Manifest, name: str, nodes: list[Node], settings: DeploymentSettings) -> dict[str, Any]:
     only_experts = all(node.kind == "expert" for node in nodes)
     concurrency = settings.expert_concurrency if only_experts else settings.segment_concurrency
-    keeps = manifest.task == "causal-lm" and any(node.kind == "segment" for node in nodes)
+    # A GPU's worker keeps none: its memory would be sized for pages that it never has.
+    keeps = manifest.task == "causal-lm" and not settings.gpu_tenths and any(node.kind == "segment" for node in nodes)
     kept_mib = _kv_mib(manifest, nodes, settings) if keeps else 0
     memory_mib = memory_limit_mib(nodes, settings, kept_mib)
     cores = settings.cpu_cores if only_experts else settings.segment_cpu_cores or settings.cpu_cores

@@ -180,6 +180,15 @@ def test_a_gpu_share_takes_the_place_of_cores_in_segments_and_experts(manifest: 
         assert int(worker["limits"]["memory"].removesuffix("Mi")) > 2048
 
 
+def test_a_decoder_s_workers_on_a_gpu_get_no_memory_for_keys_and_values(manifest: Manifest) -> None:
+    of_encoder, of_decoder = (
+        function_deployments(replace(manifest, task=task), DeploymentSettings(gpu_tenths=3, kv_mib=4096))  # type: ignore[arg-type]
+        for task in (manifest.task, "causal-lm")
+    )
+    for encoder, decoder in zip(of_encoder[1:], of_decoder[1:], strict=True):
+        assert decoder["limits"] == encoder["limits"] and "smoe_kv_mb" not in decoder["envVars"]
+
+
 def test_a_stack_file_with_gpu_shares_names_the_profile_because_faas_cli_drops_the_limit(manifest: Manifest) -> None:
     text = render_stack(manifest, DeploymentSettings(gpu_tenths=1))
     functions = yaml.safe_load(text)["functions"]
