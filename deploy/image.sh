@@ -15,6 +15,7 @@ for program in buildah debootstrap; do
 done
 root=$(realpath "$(dirname "$0")/..")
 watchdog=$(realpath "$1") out=$(realpath -m "${2:-$root/dist}") wheels=$(realpath -m "${WHEELS:-/opt/wheels}")
+version=$(sed -n 's/^version = "\(.*\)"$/\1/p' "$root/pyproject.toml")
 work=$(mktemp -d)
 store=${STORE:-$work/store}
 export BUILDAH_ISOLATION=chroot
@@ -44,11 +45,11 @@ tar -C "$root" --exclude=__pycache__ -c deploy "${rooms[@]}" | tar -x -C "$work/
 options=(--pull-never --network host --format docker -v /etc/ssl/certs/ca-certificates.crt:/etc/ssl/certs/ca-certificates.crt:ro)
 [ ! -d "$wheels" ] || options+=(-v "$wheels:/wheels:ro" --build-arg PIP_OPTIONS="--find-links /wheels")
 for name in ${IMAGES:-function control}; do
-  buildah "${storage[@]}" bud "${options[@]}" -f "$work/tree/deploy/$name.Dockerfile" -t "docker.io/smoe/$name:0.2.0" "$work/tree"
-  buildah "${storage[@]}" push -q "docker.io/smoe/$name:0.2.0" "docker-archive:$work/$name.tar:docker.io/smoe/$name:0.2.0"
+  buildah "${storage[@]}" bud "${options[@]}" -f "$work/tree/deploy/$name.Dockerfile" -t "docker.io/smoe/$name:$version" "$work/tree"
+  buildah "${storage[@]}" push -q "docker.io/smoe/$name:$version" "docker-archive:$work/$name.tar:docker.io/smoe/$name:$version"
   gzip -c "$work/$name.tar" >"$out/$name.tar.gz"
   rm "$work/$name.tar"
-  made=$(buildah "${storage[@]}" from --pull-never "docker.io/smoe/$name:0.2.0")
+  made=$(buildah "${storage[@]}" from --pull-never "docker.io/smoe/$name:$version")
   cp "$(buildah "${storage[@]}" mount "$made")/opt/venv/sbom.json" "$out/$name.sbom.json"
   du -m "$out/$name.tar.gz" "$out/$name.sbom.json"
 done

@@ -339,6 +339,12 @@ def test_the_page_names_every_section_of_the_values_and_no_other() -> None:
     assert {name.strip(" `") for row in rows for name in row.split(",")} == set(VALUES)
 
 
+def test_scripts_take_the_version_of_the_images_from_the_project() -> None:
+    for name in ("deploy/image.sh", "tests/contract/gateway/conformance/image.sh"):
+        text = (ROOT / name).read_text()
+        assert not re.search(r"smoe/\S+:\d", text) and "pyproject.toml" in text
+
+
 def test_versions_of_chart_and_project_are_one() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     project = next(line for line in (ROOT / "pyproject.toml").read_text().splitlines() if line.startswith("version"))

@@ -11,6 +11,7 @@ set -euo pipefail
 watchdog=$(realpath "$1") pipeline=$(realpath "$2")
 root=$(realpath "$(dirname "$0")/../../../..")
 python=${PYTHON:-$root/.venv/bin/python}
+version=$(sed -n 's/^version = "\(.*\)"$/\1/p' "$root/pyproject.toml")
 work=$(mktemp -d)
 names=(stages ingress expert)
 cgroups=()
@@ -42,7 +43,7 @@ sys.exit(f"{sys.argv[1]} does not name {sorted(missing)}" if missing else 0)' "$
 }
 lists function torch flask
 lists control torch uvicorn kubernetes
-control=$(buildah "${storage[@]}" from --pull-never docker.io/smoe/control:0.2.0)
+control=$(buildah "${storage[@]}" from --pull-never "docker.io/smoe/control:$version")
 buildah "${storage[@]}" run --isolation chroot "$control" -- python -m gateway --help >/dev/null
 buildah "${storage[@]}" run --isolation chroot "$control" -- python -m smoe autoscale --help >/dev/null
 buildah "${storage[@]}" rm "$control" >/dev/null
@@ -74,7 +75,7 @@ most_used() { # NAME: MiB that the container's processes had at most
 container() { # NAME, its environment: start it in its namespace as the kubelet does, with /tmp to write to and no more
   local name=$1 made files="$work/$1"
   shift
-  made=$(buildah "${storage[@]}" from --pull-never docker.io/smoe/function:0.2.0)
+  made=$(buildah "${storage[@]}" from --pull-never "docker.io/smoe/function:$version")
   mkdir "$files"
   mount --bind "$(buildah "${storage[@]}" mount "$made")" "$files"
   mount -t proc proc "$files/proc"
