@@ -104,7 +104,7 @@ class Live:
         self._measures = Measures()
         run = SimpleNamespace(texts=[1], pages=3, instance=SimpleNamespace(pages=8))
         generator = SimpleNamespace(
-            runs=[run], queued=2, phases=None, measures=self._measures, document=lambda: {"instances": []}
+            runs=[run], unscheduled=2, phases=None, measures=self._measures, document=lambda: {"instances": []}
         )
         self._texts = CollectorRegistry()
         self._texts.register(GenerationMetrics("m", generator))  # type: ignore[arg-type]
