@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import httptools
 
-from functions.wire.messages import Body, header_name
+from functions.wire.messages import Body, header_name, pieces
 from platform_words import liveness
 
 CONNECT_TIMEOUT_S = 2.0
@@ -38,11 +38,16 @@ class ReplyTimeoutError(TransportError):
 
 @dataclass(slots=True)
 class RawReply:
-    """Status, lower-case headers and body of a reply."""
+    """Status, headers as they came, and body of a reply."""
 
     status: int
-    headers: dict[str, str]
+    raw_headers: list[tuple[bytes, bytes]]
     body: bytearray
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """By lower-case name. Only replies that are no success are asked for them."""
+        return {header_name(name): value.decode("latin-1") for name, value in self.raw_headers}
 
 
 class HttpConnection(asyncio.Protocol):
@@ -56,14 +61,16 @@ class HttpConnection(asyncio.Protocol):
         self._begun = False
         self._socket: liveness.Socket | None = None
         self._parser = httptools.HttpResponseParser(self)
-        self._headers: dict[str, str] = {}
+        self._headers: list[tuple[bytes, bytes]] = []
         self._body = bytearray()
 
     def on_message_begin(self) -> None:
-        self._headers, self._body = {}, bytearray()
+        self._headers, self._body = [], bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
+        # uvloop then writes at once, not when all that is ready has run
+        transport.set_write_buffer_limits(0)  # type: ignore[attr-defined]
         self._socket = transport.get_extra_info("socket")
         if self._socket is not None:
             liveness.probe(self._socket)
@@ -88,7 +95,7 @@ class HttpConnection(asyncio.Protocol):
             self.close()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers[header_name(name)] = value.decode("latin-1")
+        self._headers.append((name, value))
 
     def on_body(self, data: bytes) -> None:
         if len(self._body) + len(data) > MAX_REPLY_BYTES:
@@ -118,11 +125,11 @@ class HttpConnection(asyncio.Protocol):
         waiter: asyncio.Future[RawReply] = self._loop.create_future()
         self._waiter = waiter
         self._begun = False
-        timer = self._loop.call_later(timeout_s, self._expire)
+        self._transport.writelines(pieces([head, *chunks]))
+        timer = self._loop.call_later(timeout_s, self._expire)  # while the other end is at work already
         watch = None
         if silence_s and self._socket is not None:
             watch = liveness.Watch(self._loop, self._socket, silence_s, self._fall_silent)
-        self._transport.writelines([head, *chunks])
         try:
             return await waiter
         except asyncio.CancelledError:

@@ -87,13 +87,18 @@ class NodeCaller:
         except wire.WireError as error:
             record.status = "error"
             raise NodeFailedError(f"{node_id} answered something that is no tensor message: {error}") from error
-        finally:
-            meter.end(tokens, begun_s, self._loop.time(), record)
+        finally:  # counted in the loop's next turn: the pass goes on first, and its next call is under way meanwhile
+            ended_s = self._loop.time()
+            self._loop.call_soon(meter.end, tokens, begun_s, ended_s, record)
             if record.node:
-                traffic = self._instruments.traffic
-                traffic.message(record.node, wire.total_bytes(chunks), received_bytes)
-                if received_bytes and node_id in self._segments:
-                    traffic.of(record.node).segment_calls += 1
+                self._loop.call_soon(self._moved, node_id, record.node, wire.total_bytes(chunks), received_bytes)
+
+    def _moved(self, node_id: str, machine: str, sent_bytes: int, received_bytes: int) -> None:
+        """A call to a node's replica on ``machine`` took so many bytes."""
+        traffic = self._instruments.traffic
+        traffic.message(machine, sent_bytes, received_bytes)
+        if received_bytes and node_id in self._segments:
+            traffic.of(machine).segment_calls += 1
 
     async def _at(
         self,

@@ -21,6 +21,8 @@ class Exchange:
 
     ``expert_ids`` ``[[1, 0], [1, 2]]`` gives experts (0, 1, 2), edges (0, 1, 3, 4), tokens ``[0 0 1 1]`` and places
     ``[[0 1], [2 3]]``.
+
+    ``alone``: the gates of a lone token's experts, in place of ``gates`` and ``places``, which are empty then.
     """
 
     experts: tuple[int, ...]
@@ -28,21 +30,22 @@ class Exchange:
     tokens: NDArray[np.intp]
     gates: NDArray[np.float32]
     places: NDArray[np.intp]
+    alone: tuple[float, ...] = ()
 
     def scatter(self, x: Array) -> list[Array]:
         """``x [T, d]`` to one ``[m, d]`` for each of ``experts``."""
-        if len(x) == 1 and len(self.experts) == len(self.tokens):
+        if self.alone:
             return [x] * len(self.experts)
         rows = x[self.tokens]
         return [rows[low:high] for low, high in zip(self.edges, self.edges[1:], strict=False)]
 
     def combine(self, residual: Array, outputs: Sequence[Array]) -> Array:
         """``residual [T, d]`` plus each token's outputs times their gates, in expert order, summed in float32."""
-        if len(residual) == 1 and len(self.experts) == len(self.tokens):
-            alone = as_float32(residual)
-            for output, gate in zip(outputs, self.gates[:, 0].tolist(), strict=True):
-                alone = alone + as_float32(output) * gate  # a float that float32 holds: the product is float32's
-            return from_float32(alone, residual.dtype)
+        if self.alone:
+            sums = as_float32(residual)
+            for output, gate in zip(outputs, self.alone, strict=True):
+                sums = sums + as_float32(output) * gate  # a float that float32 holds: the product is float32's
+            return from_float32(sums, residual.dtype)
         rows = np.empty((len(self.tokens), residual.shape[1]), np.float32)
         for low, high, output in zip(self.edges, self.edges[1:], outputs, strict=False):
             np.multiply(as_float32(output), self.gates[low:high], out=rows[low:high])
@@ -55,8 +58,8 @@ class Exchange:
 def exchange(expert_ids: NDArray[np.int64], gates: NDArray[np.float32]) -> Exchange:
     """Group by expert: ``expert_ids [T, k] int64`` (0 or more), ``gates [T, k] float32``."""
     tokens, choices = expert_ids.shape
-    if tokens == 1 and len(ids := frozenset(expert_ids[0].tolist())) == choices and min(ids) >= 0:
-        return _of_one_token(expert_ids[0].tolist(), gates[0])
+    if tokens == 1 and len(set(ids := expert_ids[0].tolist())) == choices and min(ids) >= 0:
+        return _of_one_token(ids, gates[0].tolist())
     flat = expert_ids.ravel()
     order = flat.argsort(kind="stable")
     counts = np.bincount(flat).tolist()
@@ -72,15 +75,18 @@ def exchange(expert_ids: NDArray[np.int64], gates: NDArray[np.float32]) -> Excha
     return Exchange(tuple(experts), tuple(edges), order // choices, gates.ravel()[order][:, None], places)
 
 
-def _of_one_token(experts: list[int], gates: NDArray[np.float32]) -> Exchange:
+def _of_one_token(ids: list[int], gates: list[float]) -> Exchange:
     """As ``exchange``, for a token decoded alone: that comes once a layer, and NumPy's sorting costs more than its
     sums."""
-    order = sorted(range(len(experts)), key=experts.__getitem__)
-    edges, tokens, places = _rows_of_one_token(len(order))
-    return Exchange(tuple([experts[choice] for choice in order]), edges, tokens, gates[order, None], places)
+    experts, alone = zip(*sorted(zip(ids, gates, strict=True)), strict=True)
+    edges, tokens = _rows_of_one_token(len(experts))
+    return Exchange(experts, edges, tokens, _NO_GATES, _NO_PLACES, alone)
 
 
 @lru_cache(maxsize=256)
-def _rows_of_one_token(choices: int) -> tuple[tuple[int, ...], NDArray[np.intp], NDArray[np.intp]]:
-    """Edges, tokens and places: a row for each choice."""
-    return tuple(range(choices + 1)), np.zeros(choices, np.intp), np.arange(choices, dtype=np.intp)[None]
+def _rows_of_one_token(choices: int) -> tuple[tuple[int, ...], NDArray[np.intp]]:
+    """Edges and tokens: a row for each choice."""
+    return tuple(range(choices + 1)), np.zeros(choices, np.intp)
+
+
+_NO_GATES, _NO_PLACES = np.empty((0, 1), np.float32), np.empty((0, 0), np.intp)

@@ -8,6 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
+import numpy as np
+from numpy.typing import NDArray
+
 from functions.dispatch.dispatcher import CallRecord
 from functions.ingress.calls import NodeCaller, PassContext
 from functions.ingress.exchange import exchange
@@ -78,15 +81,18 @@ class PipelinePass:
                 f"segment {layer} chose expert {groups.experts[-1]}; there are {self._experts[layer]}"
             )
         begun_s = self._loop.time()
-        self._instruments.activations.add(layer, expert_ids, begun_s)
         outputs = await self._scatter.outputs(layer, groups, routed.get("x", residual), expert_ids, context)
-        self._instruments.barriers[layer].observe(self._loop.time() - begun_s)
+        self._loop.call_soon(self._count, layer, expert_ids, begun_s, self._loop.time())
         return groups.combine(residual, outputs)
+
+    def _count(self, layer: int, expert_ids: NDArray[np.int64], begun_s: float, ended_s: float) -> None:
+        """A layer is done. Called in the loop's next turn, while the next segment is at work."""
+        self._instruments.activations.add(layer, expert_ids, begun_s)
+        self._instruments.barriers[layer].observe(ended_s - begun_s)
 
     async def _layer_gated(self, layer: int, routed: Arrays, gated: GatedLayers, context: PassContext) -> Array:
         residual, begun_s = routed["residual"], self._loop.time()
         expert_ids, gates, outputs = await gated.outputs(layer, routed.get("x", residual), context)
         routed["expert_ids"], routed["gates"] = expert_ids, gates
-        self._instruments.activations.add(layer, expert_ids, begun_s)
-        self._instruments.barriers[layer].observe(self._loop.time() - begun_s)
+        self._loop.call_soon(self._count, layer, expert_ids, begun_s, self._loop.time())
         return exchange(expert_ids, gates).combine(residual, outputs)

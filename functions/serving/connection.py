@@ -20,6 +20,7 @@ from functions.wire.messages import (
     head_bytes,
     header_name,
     no_room_reply,
+    pieces,
     set_deadline,
 )
 
@@ -73,6 +74,8 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "writelines")
         self._transport = transport  # type: ignore[assignment]
+        # as in HttpConnection: replies go out at once
+        transport.set_write_buffer_limits(0)  # type: ignore[attr-defined]
         self._server.clients.made(self, self._loop.time())
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -208,10 +211,14 @@ class Connection(asyncio.Protocol):
 
     def on_url(self, url: bytes) -> None:
         self._url += url
-        self._count_header(len(url))
+        self._header_bytes += len(url)
+        if self._header_bytes > MAX_HEADER_BYTES:
+            self._too_many_headers()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count_header(len(name) + len(value))
+        self._header_bytes += len(name) + len(value)
+        if self._header_bytes > MAX_HEADER_BYTES:
+            self._too_many_headers()
         if self._head_whole:  # a trailer
             return
         self._headers[header_name(name)] = value.decode("latin-1")
@@ -260,11 +267,9 @@ class Connection(asyncio.Protocol):
             self._pause_reading()
         self._next()
 
-    def _count_header(self, size: int) -> None:
-        self._header_bytes += size
-        if self._header_bytes > MAX_HEADER_BYTES:
-            self._fail(431, "headers", f"the headers are larger than {MAX_HEADER_BYTES} bytes")
-            raise ValueError("headers too large")
+    def _too_many_headers(self) -> None:
+        self._fail(431, "headers", f"the headers are larger than {MAX_HEADER_BYTES} bytes")
+        raise ValueError("headers too large")
 
     def _too_large(self) -> None:
         limit = self._server.settings.max_body_bytes
@@ -318,7 +323,7 @@ class Connection(asyncio.Protocol):
         chunks: list[Body] = [head_bytes(reply, request_id, keep_alive)]
         if not head:
             chunks += reply.chunks
-        self._transport.writelines(chunks)
+        self._transport.writelines(pieces(chunks))
         if not self._writable.is_set():
             size = sum(map(len, reply.chunks))
             self._unsent_bytes += size

@@ -324,10 +324,11 @@ class NodeHost:
         self._thread.submit(work).add_done_callback(done)
 
     def _finish(self, node: _Node, batch: list[_Call], tokens: int, computed: _Computed) -> None:
-        node.speed.observe(tokens, computed.spent_s)
         for call, reply in zip(batch, computed.replies, strict=True):
+            self._answer(call, reply)  # what is counted can wait, callers cannot
+        for reply in computed.replies:
             self._count(node.program.id, reply.status)
-            self._answer(call, reply)
+        node.speed.observe(tokens, computed.spent_s)
         self._go_on(computed.lost)
 
     def _go_on(self, lost: str) -> None:

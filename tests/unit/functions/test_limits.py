@@ -38,7 +38,7 @@ def test_the_memory_limit_is_that_of_this_process_s_cgroup_and_is_read_again(tmp
         assert read() == limit
     file.write_text("8192\n")
     assert read() == 8192
-    file.unlink()
+    file.write_text("max\n")
     assert read() is None
 
 

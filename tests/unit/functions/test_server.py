@@ -383,6 +383,9 @@ class _Wire:
     def write(self, data: bytes) -> None:
         self.written += data
 
+    def set_write_buffer_limits(self, high: int) -> None:
+        """Nothing is buffered."""
+
     def is_closing(self) -> bool:
         return self.closed
 
