@@ -32,6 +32,8 @@ from simulation.workloads.paper import LIFECYCLE, PAPER_WORKLOADS, paper_workloa
 from simulation.workloads.workload import TokenLengths, Workload
 
 MEAN_TOKENS, CV_TOKENS, MOST_TOKENS = 64, 0.6, 512
+NEARLY = 1.25
+"""Times the least seconds that a plan is corrected to: the last of them cost the room of everything else."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,10 @@ class Plan:
     functions: tuple[str, ...]
     desired: Mapping[str, Configuration]
     reason: str
+    present_s: float = np.inf
+    """Mean seconds of the experts in what there was, by the queueing model; infinite where that is not known."""
+    outside_s: float = 0.0
+    """Mean seconds outside of them."""
     compare: Callable[[], Mapping[str, tuple[Configuration, float]]] = dict
     """What makes :attr:`second`."""
 
@@ -137,9 +143,13 @@ class LastWindowPolicy:
                 tables[-1].append(expert_table(physics, rows, calls, alone_s, memory, window_s, meter))
         slo_s, outside_s = physics.workload.slo_s, self._outside_s(observation)
         budget_s = headroom * max(least * slo_s, slo_s - outside_s)
-        if most_s is not None and np.isfinite(present_s := self._present_s(tables, observation)):
-            budget_s = min(budget_s, most_s(present_s, outside_s))
-        return self._planned(Problem(tables, physics.space_arrays, room), budget_s, functions, observation.window_s)
+        present_s = np.inf if most_s is None else self._present_s(tables, observation)
+        problem = Problem(tables, physics.space_arrays, room)
+        if most_s is not None and np.isfinite(present_s):
+            least_s = NEARLY * problem.enclose(0.0, 0).fastest_s
+            budget_s = min(budget_s, max(most_s(present_s, outside_s), least_s))
+        plan = self._planned(problem, budget_s, functions, observation.window_s)
+        return replace(plan, present_s=present_s, outside_s=outside_s)
 
     def _planned(self, problem: Problem, budget_s: float, functions: tuple[str, ...], window_s: float) -> Plan:
         """Configurations of the optimum; where the budget cannot be met, of the fastest choice; where nothing serves,
@@ -160,7 +170,7 @@ class LastWindowPolicy:
             others = {function: frontier.second(int(number)) for function, number, frontier in chosen}
             return {function: (space[one[0]], 3600 * one[1] / window_s) for function, one in others.items() if one}
 
-        return Plan(functions, desired, reason, compare)
+        return Plan(functions, desired, reason, compare=compare)
 
     def _present_s(self, tables: Sequence[Sequence[ExpertTable]], observation: Observation) -> float:
         """Mean seconds of the experts in what there is now, the slowest of each layer; infinite where that is not

@@ -4,7 +4,9 @@ experts' tokens are those that requests brought."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Sized
+from dataclasses import dataclass, replace
+from operator import eq
 
 import numpy as np
 
@@ -12,13 +14,17 @@ from autoscaler.contract import Memory, NodeObservation, Observation, reached
 from rl.agent.doubts import alone_s
 from simulation.workloads.workload import Workload
 
+Size = tuple[float, float, bool]
+"""Cores and GPU share of a replica, and whether there are standbys."""
 MOST = 4.0
 """Call times are corrected by so much at most, either way."""
-SAFE, RECENT = 0.8, 28
-"""A plan may be so slow that P95 comes to this part of λ, by the worst of so many windows."""
-QUICKER, LEAST_EXPERTS = 0.6, 0.2
-"""After a window over λ a plan takes this part of what there is at least; experts are taken for this part of P95 at
-least."""
+SAFE, QUICKER, SLOWER = 0.8, 0.6, 1.5
+"""After a window over λ a plan is to come to the first part of λ, with the second part of the seconds of what there is
+at least: calls that wait are late whatever the sizes. After one within the first part it may take the third of them."""
+RELAXED = 1.015
+"""Factor by which a plan may be slower with each window since: half as slow again after 28."""
+LEAST_EXPERTS = 0.2
+"""Experts are taken for this part of P95 at least."""
 LEAST_SEEN = 0.8
 """Part of the tokens that requests brought below which the experts of most layers do not show all of them."""
 FEWEST_REQUESTS = 40
@@ -27,14 +33,23 @@ FEWEST_REQUESTS = 40
 
 @dataclass(frozen=True)
 class Correction:
-    """What the plan is corrected by. ``times``: how many times their planned seconds calls take, as far as they were
-    measured; ``late``: P95 over λ of the last windows, the newest at the end."""
+    """What the plan is corrected by. Windows that keep λ are not remembered: sizes that are quicker than they have to
+    be take the room of standbys, and each change of them makes requests wait."""
 
     times: float = 1.0
+    """How many times their planned seconds calls take, as far as they were measured."""
     measured: bool = False
-    late: tuple[float, ...] = ()
-    shown: float = 0.0
-    """Windows since the last of these became one of its own; one that overlaps it takes its place until then."""
+    most: float = math.inf
+    """Mean seconds of the experts, by the queueing model with the latency model's call times, over λ: what windows
+    over λ that were due to their sizes have left."""
+    late: float | None = None
+    """P95 over λ of the last window that had one."""
+    due: bool = False
+    """Whether that is due to the sizes that there are."""
+    sizes: tuple[Size | None, ...] = ()
+    """Of the experts in the last window."""
+    same: float = 0.0
+    """Windows since most of them changed."""
 
     @staticmethod
     def of(memory: Memory) -> Correction:
@@ -42,31 +57,60 @@ class Correction:
         return memory if isinstance(memory, Correction) else NONE
 
     def after(self, workload: Workload, observation: Observation) -> Correction:
-        """With a window more: call times are its geometric mean with what was known, or it alone."""
+        """With a window more: call times are its geometric mean with what was known, or it alone. A window over λ is
+        due to its sizes where they were there from its begin, or where the one before kept λ with standbys: one that
+        begins with a queue, or as standbys come, shows nothing of them for later."""
         if observation.stale:
             return self
         now = call_times(workload, observation)
         times = self.times if now is None else math.sqrt(self.times * now) if self.measured else now
-        p95_s, shown, late = observation.latency_p95_s, self.shown + observation.news, self.late
-        if p95_s is not None:
-            whole = reached(shown, 1.0) or not late
-            late = (*(late if whole else late[:-1]), p95_s / workload.slo_s)[-RECENT:]
-            shown = 0.0 if whole else shown
-        return Correction(min(max(times, 1 / MOST), MOST), self.measured or now is not None, late, shown)
+        sizes = tuple(_size(observation.node(node.id)) for node in workload.experts)
+        same = self.same + observation.news if _mostly(map(eq, sizes, self.sizes), sizes) else 0.0
+        p95_s = observation.latency_p95_s
+        late = self.late if p95_s is None else p95_s / workload.slo_s
+        due = p95_s is not None and (reached(same, 1.0) or self._had_room)
+        most, times = self.most * RELAXED**observation.news, min(max(times, 1 / MOST), MOST)
+        return Correction(times, self.measured or now is not None, most, late, due, sizes, same)
+
+    @property
+    def _had_room(self) -> bool:
+        standbys = (size is not None and size[2] for size in self.sizes)
+        return self.late is not None and self.late <= 1.0 and _mostly(standbys, self.sizes)
 
     def most_s(self, slo_s: float, present_s: float, outside_s: float) -> float:
-        """The most mean seconds that experts may take, which take ``present_s`` now, by the same model: of P95 what is
-        over the seconds ``outside_s`` of them grows in proportion. No fewer than now where the last window kept λ."""
-        if not self.late:
-            return math.inf
-        missed = self.late[-1] > 1.0
-        late = self.late[-1] if missed else max(self.late)
-        experts = max(late - outside_s / slo_s, LEAST_EXPERTS * late)
-        times = 1.0 + (SAFE - late) / experts
-        return present_s * max(times, QUICKER if missed else 1.0)
+        """The most mean seconds that a plan's experts may take where they take ``present_s`` now, by the model that
+        :attr:`times` corrects, and requests ``outside_s`` outside of them."""
+        most = self.times * self.with_sizes(slo_s, present_s, outside_s).most * slo_s
+        if self.late is None:
+            return most
+        if self.late > 1.0:
+            most = min(most, _part(self.late, outside_s / slo_s) * present_s)
+        return min(max(most, QUICKER * present_s), (SLOWER if self.late <= SAFE else 1.0) * present_s)
+
+    def with_sizes(self, slo_s: float, present_s: float, outside_s: float) -> Correction:
+        """With what the last window, if it was over λ and that is due to its sizes, leaves of their ``present_s``."""
+        if not self.due or self.late is None or self.late <= 1.0 or not math.isfinite(present_s):
+            return self
+        part = max(_part(self.late, outside_s / slo_s), QUICKER)
+        return replace(self, most=min(self.most, part * present_s / self.times / slo_s))
 
 
 NONE = Correction()
+
+
+def _part(late: float, outside: float) -> float:
+    """Part of the experts' mean seconds with which P95 comes to :data:`SAFE` where it is ``late`` now: what of it is
+    over the seconds ``outside`` of them grows in proportion. All in λ."""
+    return 1.0 + (SAFE - late) / max(late - outside, LEAST_EXPERTS * late)
+
+
+def _size(node: NodeObservation | None) -> Size | None:
+    now = None if node is None else node.configuration
+    return None if now is None else (now.cpu_cores, now.gpu_share, now.burst is not None)
+
+
+def _mostly(those: Iterable[object], among: Sized) -> bool:
+    return 2 * sum(map(bool, those)) > len(among)
 
 
 def call_times(workload: Workload, observation: Observation) -> float | None:

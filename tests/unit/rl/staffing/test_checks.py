@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 
-from autoscaler.contract import Configuration, Observation
+from autoscaler.contract import Burst, Configuration, Observation
 from benchmarks.guard.worlds import OffProfile
 from evaluation.bound.last_window import LastWindowPolicy
 from rl.episodes.sizes import resized
-from rl.staffing.checks import RECENT, Correction, call_times, tokens_seen
+from rl.staffing.checks import NONE, Correction, call_times, tokens_seen
 from rl.staffing.hours import encoder_of
 from rl.staffing.policy import RuleSettings, StaffingRule
 from simulation.engine.metrics import SimulatedMetrics
@@ -25,6 +26,7 @@ WORKLOAD = replace(resized(paper_workload("bert-4"), 2, 3), slo_s=1.0)
 START = Configuration(512, 4.0, 0.0, 2, 1)
 
 
+@cache
 def observed(times: float = 1.0, rate: float = 5.0, top_k: int = 2) -> Observation:
     """Ten seconds of a machine on which experts' calls take ``times`` times as long."""
     slowed = replace(WORKLOAD, latency=OffProfile(WORKLOAD.latency, times), top_k=top_k)
@@ -67,31 +69,63 @@ def test_call_times_are_taken_over_at_once_and_then_by_their_mean() -> None:
     assert Correction().after(WORKLOAD, observed(20.0)).times == 4.0
 
 
-def most(*p95_s: float, outside_s: float = 0.1) -> float:
-    """Seconds that a plan may take after windows with these P95s and an SLO of 1 s, over what there is."""
-    correction = Correction()
+def after(*p95_s: float, outside_s: float = 0.1, present_s: float = 0.25, news: float = 1.0) -> Correction:
+    """After windows with these P95s, an SLO of 1 s and the same sizes with standbys, in which experts take
+    ``present_s``."""
+    correction, window = NONE, with_standbys()
     for one in p95_s:
-        correction = correction.after(WORKLOAD, replace(observed(), latency_p95_s=one))
-    return correction.most_s(1.0, 2.0, outside_s) / 2.0
+        correction = correction.after(WORKLOAD, replace(window, latency_p95_s=one, news=news))
+        correction = correction.with_sizes(1.0, present_s * correction.times, outside_s)
+    return correction
 
 
-def test_a_plan_may_be_slower_by_what_the_window_leaves_of_the_slo() -> None:
-    assert most(0.5) == pytest.approx(1.75), "0.4 s are of the experts, and 0.7 would make 0.8 s"
-    assert most(0.5, outside_s=0.3) == pytest.approx(2.5)
-    assert most(0.5, outside_s=0.6) == pytest.approx(4.0), "a fifth of P95 at least is theirs"
-    assert most() == np.inf
+def with_standbys(cores: float = 4.0, standbys: int = 2) -> Observation:
+    """:func:`observed` with replicas of so many cores, and what waits next to them."""
+    seen = observed()
+    size = replace(START, cpu_cores=cores, burst=Burst(standbys) if standbys else None)
+    return replace(seen, nodes=tuple(node._replace(configuration=size) for node in seen.nodes))
 
 
-def test_the_worst_window_counts_for_28_windows() -> None:
-    worst = [0.7, *[0.5] * (RECENT - 1)]
-    assert most(*worst) == pytest.approx(1 + 0.1 / 0.6)
-    assert most(*worst, 0.5) == pytest.approx(1.75)
+@pytest.mark.parametrize(("p95_s", "most"), [(0.8, 1.5), (0.81, 1.0), (1.0, 1.0)])
+def test_a_plan_may_be_slower_only_after_a_window_with_room(p95_s: float, most: float) -> None:
+    kept = after(*[0.99] * 30, p95_s)
+    assert kept.most == np.inf and kept.most_s(1.0, 2.0, 0.1) == pytest.approx(2.0 * most)
+    assert NONE.most_s(1.0, 2.0, 0.1) == np.inf
 
 
-@pytest.mark.parametrize(("p95_s", "part"), [(0.95, 1.0), (1.0, 1.0), (1.1, 0.7), (1.3, 0.6), (9.0, 0.6)])
-def test_a_plan_has_to_be_quicker_only_after_a_missed_window(p95_s: float, part: float) -> None:
-    assert most(p95_s) == pytest.approx(part, abs=1 / 1200)
-    assert most(p95_s, 0.5) == 1.0, "and is no slower soon after"
+@pytest.mark.parametrize(("p95_s", "part"), [(1.1, 0.7), (1.3, 0.6), (9.0, 0.6)])
+def test_a_window_over_the_slo_asks_for_a_quicker_plan(p95_s: float, part: float) -> None:
+    """1 s of 1.1 is of the experts, and 0.7 would make 0.8 s."""
+    assert after(0.5, p95_s).most == pytest.approx(0.25 * part, rel=1e-3)
+    assert after(0.5, 1.1, outside_s=0.95).most == pytest.approx(0.15, rel=1e-3), "a fifth of P95 at least is theirs"
+
+
+def test_a_plan_may_be_slower_again_by_half_after_28_windows() -> None:
+    missed = after(0.5, 1.1)
+    assert after(0.5, 1.1, *[0.5] * 28).most == pytest.approx(missed.most * 1.015**28)
+    halves = after(0.5, 1.1), after(0.5, 1.1, *[0.5] * 56, news=0.5)
+    assert halves[1].most == pytest.approx(halves[0].most * 1.015**28, rel=0.01)
+
+
+def test_one_order_makes_a_plan_quicker_by_a_part_at_most() -> None:
+    assert after(0.5, 9.0, present_s=0.1).most_s(1.0, 1.0, 0.1) == pytest.approx(0.6)
+
+
+def test_a_window_that_begins_with_a_queue_or_as_standbys_come_corrects_nothing() -> None:
+    late, other = replace(with_standbys(), latency_p95_s=1.5), replace(with_standbys(2.0), latency_p95_s=1.5)
+    without = replace(with_standbys(standbys=0), latency_p95_s=0.5)
+
+    def bound(*windows: Observation) -> float:
+        correction = NONE
+        for one in windows:
+            correction = correction.after(WORKLOAD, one).with_sizes(1.0, 0.25, 0.1)
+        return correction.most
+
+    assert bound(late) == bound(without, late) == bound(late, other) == np.inf
+    assert NONE.after(WORKLOAD, late).most_s(1.0, 0.25, 0.1) == pytest.approx(0.15), "but the next order is quicker"
+    assert bound(late, late) < np.inf, "the sizes were there for a whole window"
+    room = replace(with_standbys(), latency_p95_s=0.5)
+    assert bound(room, other) < np.inf, "no queue was left by the window before"
 
 
 def test_a_stale_window_corrects_nothing() -> None:
@@ -99,17 +133,15 @@ def test_a_stale_window_corrects_nothing() -> None:
     assert Correction.of("another policy's") == Correction()
 
 
-def test_windows_that_overlap_are_remembered_as_one() -> None:
-    """28 windows of 30 s are a quarter of an hour, read every 5 s, too."""
-    one, correction = observed(), Correction()
-    for number in range(28 * 6):
-        p95_s = WORKLOAD.slo_s * (2.0 if number == 1 else 0.5)
-        correction = correction.after(WORKLOAD, replace(one, latency_p95_s=p95_s, news=1 / 6 if number else 1.0))
-    assert len(correction.late) == 28 and correction.late[-1] == pytest.approx(0.5)
-    whole = (
-        Correction().after(WORKLOAD, replace(one, latency_p95_s=0.1)).after(WORKLOAD, replace(one, latency_p95_s=0.2))
-    )
-    assert whole.late == pytest.approx((0.1 / WORKLOAD.slo_s, 0.2 / WORKLOAD.slo_s))
+def test_windows_that_overlap_count_by_what_is_new_of_them() -> None:
+    """One window over the SLO, read six times while it passes, is one reason; its sizes have to be there throughout."""
+    late = replace(with_standbys(2.0), latency_p95_s=1.1, news=1 / 6)
+    correction = NONE.after(WORKLOAD, replace(with_standbys(), latency_p95_s=1.5))
+    bounds = []
+    for _ in range(8):
+        correction = correction.after(WORKLOAD, late).with_sizes(1.0, 0.25, 0.1)
+        bounds.append(correction.most)
+    assert bounds[:6] == [np.inf] * 6 and bounds[6] < np.inf
 
 
 def rule(slo_s: float = 1.0) -> StaffingRule:

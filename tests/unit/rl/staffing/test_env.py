@@ -76,12 +76,13 @@ def test_more_standbys_are_ordered_and_cost_more() -> None:
     assert costs[0] < costs[1]
 
 
-def test_the_rule_in_the_controller_asks_for_what_the_environment_does() -> None:
+def test_the_rule_that_no_window_corrects_asks_for_what_the_environment_does() -> None:
     env = StaffingEnv(episodes())
     env.reset()
     episode = env.episode
     rule = StaffingRule(episode.workload, episode.encoder, VALUES)
-    proposal = rule.propose(episode.observation, episode.observation.end_s, None)
+    observation = replace(episode.observation, latency_p95_s=None)
+    proposal = rule.propose(observation, observation.end_s, None)
     env.step(actions(VALUES))
     functions = {node.function for node in episode.workload.experts}
     assert {name: episode.present[name] for name in functions} == dict(proposal.desired)
