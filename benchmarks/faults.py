@@ -16,7 +16,7 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ import click
 from benchmarks.harness.answers import expected_answers
 from benchmarks.harness.options import AT_LEAST_1, benchmark, seed_option
 from benchmarks.harness.report import print_figures, print_result, progress
-from benchmarks.harness.running import RunningPipeline, listening, local_gateway, running_pipeline
+from benchmarks.harness.running import RunningPipeline, local_gateway, running_pipeline
 from benchmarks.harness.scaling_watch import FeedWatch
 from benchmarks.harness.steady_load import WRONG, Load, SteadyLoad
 from smoe.deployment import DeploymentSettings
@@ -86,20 +86,12 @@ def kill_replicas(served: RunningPipeline, seed: int) -> Iterator[str]:
     for number in itertools.count():
         while True:
             name = served.functions[0] if number % 4 == 3 else choice.choice(served.functions)
-            pids = ready_processes(served, name)
+            pids = [pid for pid, owner in served.workers().items() if owner == name]
             if len(pids) >= 2:
                 os.kill(choice.choice(pids), signal.SIGKILL)
                 yield name
                 break
             time.sleep(0.05)
-
-
-def ready_processes(served: RunningPipeline, name: str) -> Sequence[int]:
-    """Process ids of a function's ready replicas: the owner of each address of the replica feed."""
-    owners = listening(served.gateway.pid)
-    ready = [replica for replica in served.client.replicas()[name] if replica["state"] == "ready"]
-    ports = [int(replica["address"].rsplit(":", 1)[1]) for replica in ready]
-    return [owners[port] for port in ports if port in owners]
 
 
 if __name__ == "__main__":

@@ -14,13 +14,11 @@ functions over whole; ``throughput_ratio_16``: tokens a second at 16 streams, fu
 
 from __future__ import annotations
 
-import http.client
-import json
 import random
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -35,6 +33,7 @@ from benchmarks.harness.local_pipeline import LocalPipeline
 from benchmarks.harness.options import AT_LEAST_1, benchmark, listed, seed_option
 from benchmarks.harness.report import print_result, print_table, progress
 from benchmarks.harness.run_folder import run_folder
+from benchmarks.harness.streams import pieces
 from moe.reference import WholeModel, pack
 from moe.split import split
 
@@ -85,32 +84,22 @@ def through_functions(address: str, prompts: Sequence[Sequence[int]], tokens: in
     """One stream a prompt, all at once; also the texts."""
     with ThreadPoolExecutor(len(prompts)) as pool:
         begun_s = time.perf_counter()
-        streams = list(pool.map(lambda prompt: list(_pieces(address, prompt, tokens)), prompts))
+        streams = list(pool.map(lambda prompt: _timed(address, prompt, tokens), prompts))
         spent_s = time.perf_counter() - begun_s
     first, following = [], []
-    for pieces in streams:
-        times = [at_s for at_s, _ in pieces]
+    for stream in streams:
+        times = [at_s for at_s, _ in stream]
         first.append(times[0] * 1000)
         following += [(later - earlier) * 1000 for earlier, later in pairwise(times)]
-    texts = ["".join(text for _, text in pieces) for pieces in streams]
+    texts = ["".join(text for _, text in stream) for stream in streams]
     return Times(first, following, len(prompts) * tokens / spent_s), texts
 
 
-def _pieces(address: str, prompt: Sequence[int], tokens: int) -> Iterator[tuple[float, str]]:
+def _timed(address: str, prompt: Sequence[int], tokens: int) -> list[tuple[float, str]]:
     """Seconds since the request, and text, of each piece that holds any."""
     begun_s = time.perf_counter()
-    connection = http.client.HTTPConnection(address, timeout=600)
-    body = {"prompt": list(prompt), "max_tokens": tokens, "temperature": 0, "stream": True}
-    connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
-    reply = connection.getresponse()
-    if reply.status != 200:
-        raise RuntimeError(f"the pipeline answered {reply.status}: {reply.read(300)!r}")
-    for line in reply:
-        if line.startswith(b"data: {"):
-            text = json.loads(line[6:])["choices"][0]["text"]
-            if text:
-                yield time.perf_counter() - begun_s, text
-    connection.close()
+    texts = pieces(address, {"prompt": list(prompt), "max_tokens": tokens})
+    return [(time.perf_counter() - begun_s, text) for text in texts]
 
 
 def in_one_process(model: WholeModel, prompts: Sequence[Sequence[int]], tokens: int) -> tuple[Times, list[list[int]]]:

@@ -36,7 +36,7 @@ from benchmarks.generation_soak import expected
 from benchmarks.harness.options import AT_LEAST_1, benchmark, seed_option
 from benchmarks.harness.report import print_result, print_table
 from benchmarks.harness.run_folder import run_folder
-from benchmarks.harness.running import RunningPipeline, listening, local_gateway, running_pipeline
+from benchmarks.harness.running import RunningPipeline, local_gateway, running_pipeline
 from benchmarks.harness.streams import WHOLE, Stream, read, session
 from functions.serving.settings import Rule
 from smoe.deployment import DeploymentSettings
@@ -98,18 +98,6 @@ def arriving(clients: Clients, per_s: float, seed: int) -> Iterator[None]:
         thread.join()
 
 
-def workers(served: RunningPipeline, *, ingress: bool) -> dict[int, str]:
-    """Process id → function, of all ready replicas."""
-    owners = listening(served.gateway.pid)
-    return {
-        owners[port]: name
-        for name, replicas in served.client.replicas().items()
-        if ingress or name != served.functions[0]
-        for replica in replicas
-        if replica["state"] == "ready" and (port := int(replica["address"].rsplit(":", 1)[1])) in owners
-    }
-
-
 def summary(streams: Sequence[Stream], from_s: float, until_s: float) -> dict[str, Any]:
     """Figures of the texts that were due in this time."""
     due = [one for one in streams if from_s <= one.due_s < until_s]
@@ -150,7 +138,7 @@ def kill_workers(
     chosen, killed, from_s = random.Random(seed), Counter[str](), time.monotonic()
     while (next_s := from_s + every_s * (killed.total() // count)) < from_s + seconds:
         time.sleep(max(0.0, next_s - time.monotonic()))
-        alive = workers(served, ingress=ingress)
+        alive = served.workers(ingress=ingress)
         for pid in chosen.sample(sorted(alive), min(count, len(alive))):
             os.kill(pid, signal.SIGKILL)
             killed[alive[pid]] += 1
@@ -175,7 +163,7 @@ def measure(
     with running_pipeline(local_gateway(folder / "state"), deployment, str(folder / "random")) as served:
         clients = Clients(served.client.url, served.manifest.name, texts)
         per_s = most_per_s(served, texts, 10 * min(1.0, calm))
-        all_workers = workers(served, ingress=ingress)
+        all_workers = served.workers(ingress=ingress)
         kill = math.ceil(KILLED * len(all_workers))
         with arriving(clients, load * per_s, seed):
             calm_from_s = time.monotonic()

@@ -21,6 +21,8 @@ import threading
 import time
 import urllib.request
 from collections import Counter
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from benchmarks.harness.local_pipeline import LocalPipeline
 from benchmarks.harness.options import AT_LEAST_1, benchmark, seed_option
 from benchmarks.harness.report import print_result, print_table
 from benchmarks.harness.run_folder import run_folder
+from benchmarks.harness.streams import pieces
 from moe.reference import WholeModel
 
 SMALL: dict[str, Any] = {
@@ -72,36 +75,16 @@ class Soak:
                 self.counts["wrong"] += not right
 
     def malformed(self, chosen: random.Random) -> bool:
-        status, _ = post(self.address, chosen.choice(MALFORMED), lambda _: None)
-        return status == 400
+        body, headers = chosen.choice(MALFORMED), {"content-type": "application/json"}
+        with closing(http.client.HTTPConnection(self.address, timeout=120)) as connection:
+            connection.request("POST", "/v1/completions", body, headers)
+            return connection.getresponse().status == 400
 
     def stream(self, chosen: random.Random, *, leaves: bool) -> bool:
         prompt, wanted = chosen.choice(self.texts)
-        most = 1500 if leaves else TOKENS
-        asked = {"prompt": prompt, "max_tokens": most, "temperature": 0, "stream": True}
-        pieces: list[str] = []
-
-        def take(line: bytes) -> bool:
-            if line.startswith(b"data: {"):
-                pieces.append(json.loads(line[6:])["choices"][0]["text"])
-            return leaves and len(pieces) > 5
-
-        status, _ = post(self.address, json.dumps(asked).encode(), take)
-        return status == 200 and (leaves or "".join(pieces).strip() == wanted)
-
-
-def post(address: str, body: bytes, take: Any) -> tuple[int, bytes]:
-    """One request; ``take`` gets each line and ends it by returning True."""
-    connection = http.client.HTTPConnection(address, timeout=120)
-    try:
-        connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
-        reply = connection.getresponse()
-        for line in reply:
-            if take(line):
-                break
-        return reply.status, b""
-    finally:
-        connection.close()
+        with closing(pieces(self.address, {"prompt": prompt, "max_tokens": 1500 if leaves else TOKENS})) as texts:
+            written = "".join(islice(texts, 6) if leaves else texts).strip()
+        return leaves or written == wanted
 
 
 async def flood(address: str, streams: int) -> Counter[str]:

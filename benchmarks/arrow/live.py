@@ -18,17 +18,19 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 
-from benchmarks.generation_soak import expected, post
+from benchmarks.generation_soak import expected
 from benchmarks.harness.local_pipeline import LocalPipeline
 from benchmarks.harness.options import AT_LEAST_1, benchmark, seed_option
 from benchmarks.harness.report import print_result, print_table
 from benchmarks.harness.run_folder import run_folder
+from benchmarks.harness.streams import pieces
 from functions.scheduling.arrow import Arrow
 from functions.scheduling.predictor import DecodeModel, PrefillModel, Profile
 from functions.scheduling.settings import Targets
@@ -72,22 +74,10 @@ class Clients:
 
 def written(address: str, prompt: list[int]) -> str | None:
     """A streamed text; None where it did not come whole."""
-    pieces: list[str] = []
-    ended = False
-
-    def take(line: bytes) -> bool:
-        nonlocal ended
-        ended = ended or line.startswith(b"data: [DONE]")
-        if line.startswith(b"data: {"):
-            pieces.extend(choice["text"] for choice in json.loads(line[6:]).get("choices", ()))
-        return False
-
-    body = json.dumps({"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "stream": True}).encode()
     try:
-        status, _ = post(address, body, take)
-    except (OSError, ValueError):
+        return "".join(pieces(address, {"prompt": prompt, "max_tokens": TOKENS})).strip()
+    except (OSError, HTTPException, ValueError):
         return None
-    return "".join(pieces).strip() if ended and status == 200 else None
 
 
 def generation(url: str) -> dict[str, Any]:

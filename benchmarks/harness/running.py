@@ -65,6 +65,17 @@ class RunningPipeline:
         by_machine = {replica["node"]: str(replica["address"]) for replica in replicas if replica["state"] == "ready"}
         return [by_machine[machine] for machine in machines]
 
+    def workers(self, *, ingress: bool = True) -> dict[int, str]:
+        """Process id → function of all ready replicas; those of the ingress only where they are asked for."""
+        owners = listening(self.gateway.pid)
+        return {
+            owners[port]: name
+            for name, replicas in self.client.replicas().items()
+            if ingress or name != self.functions[0]
+            for replica in replicas
+            if replica["state"] == "ready" and (port := int(replica["address"].rsplit(":", 1)[1])) in owners
+        }
+
 
 def listening(gateway_pid: int) -> dict[int, int]:
     """Listening port → process id, over all processes below the gateway."""

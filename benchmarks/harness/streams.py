@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
 import time
+from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,6 +52,26 @@ async def read(session: aiohttp.ClientSession, url: str, body: dict[str, Any], s
                     stream.outcome = f"{reply.status}: {line[:200]!r}"
     except (aiohttp.ClientError, TimeoutError) as error:
         stream.outcome = f"broken: {type(error).__name__} after {len(stream.tokens_s)} tokens"
+
+
+def pieces(address: str, body: dict[str, Any]) -> Generator[str]:
+    """The texts of a completion as they come, for threads. Raises OSError where it does not come whole, or not at all:
+    its status and the answer's beginning."""
+    with closing(http.client.HTTPConnection(address, timeout=600)) as connection:
+        headers = {"content-type": "application/json"}
+        connection.request("POST", "/v1/completions", orjson.dumps({**body, "temperature": 0, "stream": True}), headers)
+        reply = connection.getresponse()
+        if reply.status != 200:
+            raise OSError(f"the pipeline answered {reply.status}: {reply.read(300)!r}")
+        for line in reply:
+            if line.startswith(b"data: [DONE]"):
+                return
+            if line.startswith(b"data: {"):
+                document = orjson.loads(line[6:])
+                if "error" in document:
+                    raise OSError(f"the stream ended with an error: {document['error']['message']}")
+                yield from (choice["text"] for choice in document["choices"] if choice["text"])
+        raise OSError("the stream ended before its text did")
 
 
 def session(timeout_s: float) -> aiohttp.ClientSession:
