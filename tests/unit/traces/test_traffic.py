@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tests.parameters import some_fast
+from tests.parameters import examples, some_fast
 from tests.unit.traces.public_layout import public_layout
 from traces import catalog
 from traces.commands import traces
@@ -44,7 +44,7 @@ def keys(hours: list[Hour]) -> list[tuple[str, str, int]]:
 def test_a_replayed_hour_has_its_pattern_and_rate_from_the_sources_that_carry_it(
     data: Path, pattern: str, rate: float, kinds: set[str]
 ) -> None:
-    chosen = list(islice(hours_of(pattern, rate, "train", data=data), 4))
+    chosen = list(islice(hours_of(pattern, rate, "train", data=data), examples(4)))
     assert chosen and {hour.kind for hour in chosen} <= kinds
     for hour in chosen:
         replay = hour.replay()
@@ -56,7 +56,7 @@ def test_a_replayed_hour_has_its_pattern_and_rate_from_the_sources_that_carry_it
 
 @pytest.mark.parametrize("pattern", REPLAYED_PATTERNS)
 def test_no_hour_is_given_twice_and_none_is_in_two_sets(data: Path, pattern: str) -> None:
-    by_set = {split: keys(list(islice(hours_of(pattern, 1.0, split, data=data), 15))) for split in SPLITS}
+    by_set = {split: keys(list(islice(hours_of(pattern, 1.0, split, data=data), examples(15)))) for split in SPLITS}
     for split, parts in by_set.items():
         assert parts and len(set(parts)) == len(parts)
         assert {split_of(name) for _, name, _ in parts} == {split}
@@ -115,7 +115,7 @@ def replay_and_expected(hour: Hour, fewest: int) -> list[float]:
 
 @pytest.mark.parametrize(("pattern", "rate"), [("slow", 1.5), ("normal", 8.0), ("bursty", 20.0), ("diurnal", 20.0)])
 def test_replayed_hours_vary_as_their_sources_do_at_the_rate(data: Path, pattern: str, rate: float) -> None:
-    for hour in islice(hours_of(pattern, rate, "train", data=data), 3):
+    for hour in islice(hours_of(pattern, rate, "train", data=data), examples(3)):
         ratios = replay_and_expected(hour, 1000)
         assert len(ratios) == len(SCALES_S) and all(1 / MOST_RATIO < ratio < MOST_RATIO for ratio in ratios)
 

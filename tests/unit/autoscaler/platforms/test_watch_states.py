@@ -18,6 +18,7 @@ from platform_words.labels import FUNCTION_LABEL
 from tests.doubles.kubernetes.fixtures import Platforms
 from tests.doubles.kubernetes.functions import put, spec
 from tests.doubles.kubernetes.running import Running
+from tests.parameters import some_fast
 from tests.unit.autoscaler.platforms.watching import F, G, Held, Script, put_many, reads, thing, until
 
 pytestmark = pytest.mark.timeout(600)
@@ -324,7 +325,7 @@ def test_while_watches_end_at_once_again_and_again_looks_list_and_afterwards_no_
     platform.close()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", some_fast(range(4), 1))
 def test_whatever_happens_a_cache_comes_to_what_the_server_has(
     double: Running, platforms: Platforms, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
