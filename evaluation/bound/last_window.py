@@ -147,7 +147,7 @@ class LastWindowPolicy:
         problem = Problem(tables, physics.space_arrays, room)
         if most_s is not None and np.isfinite(present_s):
             least_s = NEARLY * problem.enclose(0.0, 0).fastest_s
-            budget_s = min(budget_s, max(most_s(present_s, outside_s), least_s))
+            budget_s = min(budget_s, max(most_s(present_s, outside_s), min(least_s, present_s)))
         plan = self._planned(problem, budget_s, functions, observation.window_s)
         return replace(plan, present_s=present_s, outside_s=outside_s)
 

@@ -23,6 +23,8 @@ SAFE, QUICKER, SLOWER = 0.8, 0.6, 1.5
 at least: calls that wait are late whatever the sizes. After one within the first part it may take the third of them."""
 RELAXED = 1.015
 """Factor by which a plan may be slower with each window since: half as slow again after 28."""
+UNANSWERED = math.nextafter(1.0, 2.0)
+"""P95 over λ that a window counts as in which requests wait and none is answered, as one may have come at its end."""
 LEAST_EXPERTS = 0.2
 """Experts are taken for this part of P95 at least."""
 LEAST_SEEN = 0.8
@@ -58,19 +60,21 @@ class Correction:
 
     def after(self, workload: Workload, observation: Observation) -> Correction:
         """With a window more: call times are its geometric mean with what was known, or it alone. A window over λ is
-        due to its sizes where they were there from its begin, or where the one before kept λ with standbys: one that
-        begins with a queue, or as standbys come, shows nothing of them for later."""
+        due to its sizes where they were there for all of it, or where the one before kept λ with standbys; any other,
+        such as the first with standbys, shows nothing of them for later."""
         if observation.stale:
             return self
         now = call_times(workload, observation)
         times = self.times if now is None else math.sqrt(self.times * now) if self.measured else now
         sizes = tuple(_size(observation.node(node.id)) for node in workload.experts)
         same = self.same + observation.news if _mostly(map(eq, sizes, self.sizes), sizes) else 0.0
-        p95_s = observation.latency_p95_s
-        late = self.late if p95_s is None else p95_s / workload.slo_s
-        due = p95_s is not None and (reached(same, 1.0) or self._had_room)
+        late = _late(workload, observation)
+        due = reached(same, 1.0) or (reached(observation.news, 1.0) and self._had_room)
+        due = due and observation.latency_p95_s is not None
         most, times = self.most * RELAXED**observation.news, min(max(times, 1 / MOST), MOST)
-        return Correction(times, self.measured or now is not None, most, late, due, sizes, same)
+        return Correction(
+            times, self.measured or now is not None, most, self.late if late is None else late, due, sizes, same
+        )
 
     @property
     def _had_room(self) -> bool:
@@ -102,6 +106,15 @@ def _part(late: float, outside: float) -> float:
     """Part of the experts' mean seconds with which P95 comes to :data:`SAFE` where it is ``late`` now: what of it is
     over the seconds ``outside`` of them grows in proportion. All in λ."""
     return 1.0 + (SAFE - late) / max(late - outside, LEAST_EXPERTS * late)
+
+
+def _late(workload: Workload, observation: Observation) -> float | None:
+    """P95 over λ; None where no request came, and of a decoder, whose requests are texts and whose λ is a pass's."""
+    if workload.topology.generates:
+        return None
+    if observation.latency_p95_s is None:
+        return UNANSWERED if observation.in_flight else None
+    return observation.latency_p95_s / workload.slo_s
 
 
 def _size(node: NodeObservation | None) -> Size | None:

@@ -99,7 +99,9 @@ class StaffingRule:
         plan = self._staffing.plan(observation, actions, priority, room_of(room), depth, correction)
         answer = replace(proposal(plan, self._workload, actions, memory), doubt=self._doubt(observation))
         if remembered is None:
-            return replace(answer, memory=correction.with_sizes(self._workload.slo_s, plan.present_s, plan.outside_s))
+            if not answer.doubt:  # a load that is not all of it makes the seconds of what there is too few
+                correction = correction.with_sizes(self._workload.slo_s, plan.present_s, plan.outside_s)
+            return replace(answer, memory=correction)
         work, segments = remembered.work, self._staffed_segments(observation, remembered.work, values)
         reasons = {name: _staffing_words(one, work.busy(name, observation)) for name, one in segments.items()}
         if not answer.desired:  # nobody else takes them for a window

@@ -103,8 +103,10 @@ def test_a_window_over_the_slo_asks_for_a_quicker_plan(p95_s: float, part: float
 def test_a_plan_may_be_slower_again_by_half_after_28_windows() -> None:
     missed = after(0.5, 1.1)
     assert after(0.5, 1.1, *[0.5] * 28).most == pytest.approx(missed.most * 1.015**28)
-    halves = after(0.5, 1.1), after(0.5, 1.1, *[0.5] * 56, news=0.5)
-    assert halves[1].most == pytest.approx(halves[0].most * 1.015**28, rel=0.01)
+    halves = missed
+    for _ in range(56):
+        halves = halves.after(WORKLOAD, replace(with_standbys(), latency_p95_s=0.5, news=0.5))
+    assert halves.most == pytest.approx(missed.most * 1.015**28)
 
 
 def test_one_order_makes_a_plan_quicker_by_a_part_at_most() -> None:
@@ -133,15 +135,39 @@ def test_a_stale_window_corrects_nothing() -> None:
     assert Correction.of("another policy's") == Correction()
 
 
-def test_windows_that_overlap_count_by_what_is_new_of_them() -> None:
+@pytest.mark.parametrize("before_s", [0.5, 1.5])
+def test_windows_that_overlap_count_by_what_is_new_of_them(before_s: float) -> None:
     """One window over the SLO, read six times while it passes, is one reason; its sizes have to be there throughout."""
     late = replace(with_standbys(2.0), latency_p95_s=1.1, news=1 / 6)
-    correction = NONE.after(WORKLOAD, replace(with_standbys(), latency_p95_s=1.5))
+    correction = NONE.after(WORKLOAD, replace(with_standbys(), latency_p95_s=before_s))
     bounds = []
     for _ in range(8):
         correction = correction.after(WORKLOAD, late).with_sizes(1.0, 0.25, 0.1)
         bounds.append(correction.most)
     assert bounds[:6] == [np.inf] * 6 and bounds[6] < np.inf
+
+
+def test_a_window_in_which_requests_wait_without_an_answer_is_over_the_slo() -> None:
+    waits = replace(with_standbys(), latency_p95_s=None, in_flight=30.0)
+    correction = after(0.5).after(WORKLOAD, waits).with_sizes(1.0, 0.25, 0.1)
+    assert correction.most == np.inf and correction.most_s(1.0, 0.25, 0.1) < 0.25
+    nobody = after(0.5).after(WORKLOAD, replace(waits, in_flight=0.0))
+    assert nobody.most_s(1.0, 0.25, 0.1) == pytest.approx(1.5 * 0.25)
+
+
+def test_texts_of_a_decoder_are_not_held_against_the_seconds_of_a_pass() -> None:
+    decoder = replace(WORKLOAD, topology=replace(WORKLOAD.topology, generates=True))
+    late = replace(with_standbys(), latency_p95_s=60.0)
+    assert NONE.after(decoder, late).after(decoder, late).most_s(1.0, 0.25, 0.1) == np.inf
+
+
+def test_a_window_that_the_rule_doubts_is_not_remembered() -> None:
+    late, halved = (replace(observed(top_k=k), latency_p95_s=1.5) for k in (2, 1))
+    for window, kept in ((late, False), (halved, True)):
+        policy, memory = rule(), None
+        for _ in range(2):
+            memory = policy.propose(window, 10.0, memory).memory
+        assert isinstance(memory, Correction) and (memory.most == np.inf) is kept
 
 
 def rule(slo_s: float = 1.0) -> StaffingRule:
@@ -204,3 +230,19 @@ def test_a_plan_is_no_slower_than_the_window_allows() -> None:
         for layer in range(2)
     )
     assert seen[0] == pytest.approx(measured_s, rel=0.15)
+
+
+def test_a_plan_is_not_corrected_to_the_last_of_the_quickest_seconds() -> None:
+    """The quickest sizes take the room of standbys; a plan that is near them already stays there."""
+    tight = replace(WORKLOAD, space=replace(WORKLOAD.space, gpu_shares=()))
+    seen = observed()
+
+    def cores_of(present: float) -> float:
+        sized = tuple(node._replace(configuration=replace(START, cpu_cores=present)) for node in seen.nodes)
+        plan = LastWindowPolicy(tight).plan(
+            replace(seen, nodes=sized), 0.8, lambda _: 1.0, None, most_s=lambda present_s, outside_s: 0.01 * present_s
+        )
+        return sum(one.cpu_cores for one in plan.desired.values()) / 6
+
+    most = max(tight.space.cpu_cores)
+    assert cores_of(1.0) < cores_of(most)
