@@ -64,7 +64,8 @@ class Profiler:
         architecture = manifest.architecture.get("decoder", manifest.architecture)
         self._vocabulary, self._longest = int(architecture["vocab_size"]), int(architecture["max_positions"])
         self._pipeline = manifest.name
-        self._weights = blake2b(repr((manifest, chunk_tokens)).encode(), digest_size=8).hexdigest()
+        made_of = manifest if chunk_tokens == CHUNK_TOKENS else (manifest, chunk_tokens)
+        self._weights = blake2b(repr(made_of).encode(), digest_size=8).hexdigest()
         self._one_at_a_time = asyncio.Lock()
 
     async def profile(self, instance: Instance, name: int) -> Profile:

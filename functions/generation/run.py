@@ -356,7 +356,10 @@ class InstanceRun:
     def _next_iteration(self) -> Iteration:
         iteration = [(text, 1) for text in self.texts if len(text.tokens) - text.kept == 1]
         prompts = [text for text in self.texts if len(text.tokens) - text.kept > 1]
-        room = self._chunk_tokens - len(iteration)
+        half_s = self._loop.time() - self._timeout_s / 2
+        # Otherwise a long prompt could use up the time of those behind it.
+        prompts.sort(key=lambda text: text.progress_s > half_s)
+        room = max(self._chunk_tokens - len(iteration), 1)  # as long as texts write, prompts go on, too
         if self._monitor is not None and prompts:
             prompts, room = self._monitor.pace(self, [text for text, _ in iteration], prompts, room, self._loop.time())
         for text in prompts:

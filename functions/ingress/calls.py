@@ -87,7 +87,7 @@ class NodeCaller:
         except wire.WireError as error:
             record.status = "error"
             raise NodeFailedError(f"{node_id} answered something that is no tensor message: {error}") from error
-        finally:  # counted in the loop's next turn: the pass goes on first, and its next call is under way meanwhile
+        finally:  # counted in the loop's next turn: a pass that waits for this one call goes on first
             ended_s = self._loop.time()
             self._loop.call_soon(meter.end, tokens, begun_s, ended_s, record)
             if record.node:

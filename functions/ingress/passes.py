@@ -81,7 +81,11 @@ class PipelinePass:
                 f"segment {layer} chose expert {groups.experts[-1]}; there are {self._experts[layer]}"
             )
         begun_s = self._loop.time()
-        outputs = await self._scatter.outputs(layer, groups, routed.get("x", residual), expert_ids, context)
+        try:
+            outputs = await self._scatter.outputs(layer, groups, routed.get("x", residual), expert_ids, context)
+        except BaseException:
+            self._instruments.activations.add(layer, expert_ids, begun_s)  # chosen, whoever answered
+            raise
         self._loop.call_soon(self._count, layer, expert_ids, begun_s, self._loop.time())
         return groups.combine(residual, outputs)
 

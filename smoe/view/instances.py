@@ -53,14 +53,14 @@ def rows_of(document: Mapping[str, Any]) -> tuple[InstanceRow, ...]:
 
 def words_of(document: Mapping[str, Any]) -> str:
     """``arrow, TTFT 2000 ms, TPOT 150 ms, parts of 256 tokens: 12 flips, 340 texts moved, 4.1 ms each``."""
+    parts = f", parts of {document['chunk_tokens']} tokens" if "chunk_tokens" in document else ""  # of older ingresses
     if document["schedule"] == "colocated":
-        return f"instances, parts of {document['chunk_tokens']} tokens"
+        return f"instances{parts}"
     moved = document["moved"]
     targets = f"TTFT {document['ttft_s'] * 1000:g} ms, TPOT {document['tpot_s'] * 1000:g} ms"
-    parts = f"parts of {document['chunk_tokens']} tokens"
     each = f", {moved['took_ms']:.1f} ms each" if moved["texts"] else ""
     return (
-        f"instances by {document['schedule']}, {targets}, {parts}: {document['flips']} flips, {moved['texts']} texts "
+        f"instances by {document['schedule']}, {targets}{parts}: {document['flips']} flips, {moved['texts']} texts "
         f"moved{each}"
     )
 

@@ -343,7 +343,8 @@ class ManagedFunction:
         launcher = self._context.launcher
         if was_ready:
             await asyncio.sleep(self._context.settings.settle_s)
-            await launcher.turn_to_end()
+            if not record.gone.is_set():
+                await launcher.turn_to_end()
             launcher.signal(record.slot, signal.SIGTERM)
             await within(self.prepared.write_timeout_s + _DRAIN_MARGIN_S, record.gone)
             if not record.gone.is_set():

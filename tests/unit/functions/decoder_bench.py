@@ -17,6 +17,7 @@ from functions.generation.run import InstanceRun
 from functions.generation.sampling import Chosen, Sampler, Sampling
 from functions.generation.texts import Finish, Text, Waiting
 from functions.ingress.calls import PassContext
+from functions.scheduling.settings import CHUNK_TOKENS
 from functions.wire.arrays import Array
 from functions.wire.errors import CallError, KvFullError, KvLostError
 from moe.cache import PAGE_TOKENS
@@ -135,6 +136,7 @@ class Bench:
     waiting: Waiting = field(default_factory=Waiting)
     measures: Measures = field(default_factory=Measures)
     computed: list[int] = field(default_factory=list)
+    chunk_tokens: int = CHUNK_TOKENS
 
     def __post_init__(self) -> None:
         self.run = InstanceRun(
@@ -144,6 +146,7 @@ class Bench:
             self.timeout_s,
             self.computed.append,
             self.place,
+            chunk_tokens=self.chunk_tokens,
         )
         self.task = asyncio.get_running_loop().create_task(self.run.run())
 

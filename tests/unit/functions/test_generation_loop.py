@@ -151,6 +151,27 @@ async def test_a_prompt_may_take_longer_in_all_than_the_time_of_each_of_its_part
     await bench.end()
 
 
+async def test_a_prompt_goes_before_a_long_one_when_half_of_its_time_is_spent(model: WholeModel) -> None:
+    bench = Bench(InProcess(model, 120), timeout_s=60.0)
+    long, short = bench.text("long", tiny.texts((600,))[0], 2), bench.text("short", tiny.texts((20,))[0], 2)
+    short.progress_s -= 31.0
+    sinks = [bench.add(text) for text in (long, short)]
+    await bench.over(*sinks)
+    assert bench.instance.iterations[:2] == [[("short", 20), ("long", 236)], [("short", 1), ("long", 255)]]
+    await bench.end()
+
+
+async def test_prompts_go_on_next_to_as_many_texts_as_a_part_has_tokens(model: WholeModel) -> None:
+    bench = Bench(InProcess(model, 120), chunk_tokens=4)
+    written = [bench.add(bench.text(str(number), [number + 1], 300)) for number in range(4)]
+    while not all(sink.tokens for sink in written):
+        await asyncio.sleep(0)
+    sink = bench.add(bench.text("prompt", tiny.texts((9,))[0], 1))
+    await bench.over(sink)
+    assert sink.error is None and not any(one.over.is_set() for one in written)
+    await bench.end()
+
+
 def test_a_text_that_is_computed_again_goes_on_once_it_is_where_it_was() -> None:
     text = Text([1, 2, 3, 4], 1, Sampler(Sampling()), Collected(), frozenset(), "a", 9, 0.0)
     for count, now_s, expected in ((3, 1.0, 1.0), (None, 2.0, 1.0), (2, 3.0, 1.0), (2, 4.0, 4.0)):
