@@ -49,7 +49,7 @@ class Correction:
     due: bool = False
     """Whether that is due to the sizes that there are."""
     sizes: tuple[Size | None, ...] = ()
-    """Of the experts in the last window."""
+    """Those of the experts in the last window."""
     same: float = 0.0
     """Windows since most of them changed."""
 
