@@ -38,7 +38,9 @@ TEXTS = [" ".join(WORDS[(i * 7 + j * j) % 5] for j in range(250)) for i in range
 def state(tmp_path_factory: pytest.TempPathFactory, minilm_pipeline: Path) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("state")
     settings = lifecycle.GatewaySettings(folder, port=0, metrics_port=0, pipelines_dir=minilm_pipeline.parent)
-    process = lifecycle.start_gateway(settings, detach=False)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("upstream_timeout", "300s")  # a busy machine takes more than the default of a minute
+        process = lifecycle.start_gateway(settings, detach=False)
     deployment = DeploymentSettings(extra_environment={"smoe_timeout": "300s"})
     lifecycle.deploy_pipeline(GatewayClient.from_state(folder), load(minilm_pipeline), deployment)
     yield folder

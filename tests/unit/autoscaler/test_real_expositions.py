@@ -62,7 +62,7 @@ class Texts:
         self.phases = None  # every instance does both
 
     @property
-    def queued(self) -> int:
+    def unscheduled(self) -> int:
         return len(self.waiting.texts)
 
     def document(self) -> dict[str, list[object]]:

@@ -49,7 +49,8 @@ def test_every_rule_gives_the_whole_models_answer(bert: Path, rule: str, functio
     environ = {**EXPERTS, "smoe_dispatch": rule}
     with LocalPipeline(bert, replicas=2, max_functions=functions, nodes=("a", "b", "c"), environ=environ) as pipeline:
         for _ in range(2):
-            assert_close(ask(pipeline.url, {"inputs": TEXTS})["embeddings"], WholeModel(bert).embed(TEXTS))
+            answer = ask(pipeline.url, {"inputs": TEXTS}, timeout_s=100)  # every expert's process loads the rule first
+            assert_close(answer["embeddings"], WholeModel(bert).embed(TEXTS))
 
 
 @pytest.mark.parametrize("family", some_fast(["mixtral", "qwen3_moe", "gpt2", "qwen2_moe"], fast=1))

@@ -105,7 +105,7 @@ def test_the_file_is_the_one_that_the_documents_describe() -> None:
     config = preset_source(PRESETS["smollm2"], None, None, 0).config
     assert (config["num_hidden_layers"], config["hidden_size"], config["num_key_value_heads"]) == (30, 576, 3)
     assert (config["rope_theta"], config["max_position_embeddings"], config["rms_norm_eps"]) == (1e5, 8192, 1e-5)
-    assert config["tie_word_embeddings"] and (config["bos_token_id"], config["eos_token_id"]) == (1, 2)
+    assert config["tie_word_embeddings"] and (config["bos_token_id"], config["eos_token_id"]) == (1, [2])
 
 
 def test_the_committed_adapter_is_small_and_belongs_to_the_installed_file() -> None:
