@@ -157,7 +157,8 @@ def _source(settings: ControllerSettings, topology: Topology, auth: tuple[str, s
         )
         return Monitor(topology, source, settings.namespace)
     stale_s = settings.stale_s or max(15.0, 3 * settings.interval_s)
-    return Monitor(topology, ScrapeSource(settings.gateway_url, auth, stale_s=stale_s), settings.namespace)
+    scraped = ScrapeSource(settings.gateway_url, auth, stale_s=stale_s, namespace=settings.namespace)
+    return Monitor(topology, scraped, settings.namespace)
 
 
 def shown(settings: ControllerSettings) -> dict[str, object]:

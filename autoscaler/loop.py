@@ -179,7 +179,9 @@ class Controller:
             self._logged_failure = failure
             why = f"policy {self.policy.name} failed ({type(error).__name__})"
             return Proposal({}, dict.fromkeys(self.topology.functions(), why), failure=failure)
-        self._logged_failure = ""
+        if proposal.failure not in ("", self._logged_failure):
+            log.error("policy %s failed under its guard: %s", self.policy.name, proposal.failure)
+        self._logged_failure = proposal.failure
         if not observation.stale:
             self._memory = proposal.memory
         return proposal
@@ -324,7 +326,8 @@ def run(
     next_s = clock() + interval_s
     last_error = ""
     try:
-        while not stop(max(0.0, next_s - clock())):
+        # A clock that was set back makes no wait longer than usual.
+        while not stop(min(max(0.0, next_s - clock()), interval_s)):
             now_s = clock()
             try:
                 on_tick(controller.tick(now_s, window_s))
@@ -335,6 +338,6 @@ def run(
                     trace = not isinstance(error, PlatformError)  # one that is away is no fault of this program
                     log.error("this tick failed, the functions stay as they are: %s", error, exc_info=trace)
                 last_error = text
-            next_s = max(next_s + interval_s, clock())
+            next_s = min(max(next_s + interval_s, clock()), clock() + interval_s)
     finally:
         controller.close()

@@ -171,7 +171,7 @@ def _limited(
     least: _Least,
 ) -> tuple[Configuration, list[str]]:
     last_s = state.changed_s.get(function)
-    if settings.cooldown_s and last_s is not None and now_s - last_s < settings.cooldown_s:
+    if last_s is not None and 0 <= now_s - last_s < settings.cooldown_s:  # not where the clock was set back
         return now, [f"cool-down of {settings.cooldown_s:g} s"]
     hits: list[str] = []
     target = _in_space(now, desired, settings.space, hits)

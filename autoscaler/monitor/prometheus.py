@@ -45,14 +45,17 @@ class Question(NamedTuple):
 
 
 def selector(series: Series, pipeline: str, namespace: str = NAMESPACE) -> str:
-    """The metric's name with matchers that leave out other pipelines, and functions of other namespaces."""
+    """The metric's name with matchers that leave out other pipelines, and functions of other namespaces.
+
+    An ingress does not know its namespace: whoever scrapes it adds ``function_name``, or watches one namespace alone.
+    """
     shape, name = SHAPES[series], METRICS[series]
     if shape.kind == "histogram":
         name += "_bucket"
-    if "pipeline" in shape.labels:
-        return f'{name}{{pipeline="{pipeline}"}}'
-    if "model_name" in shape.labels:
-        return f'{name}{{model_name="{pipeline}"}}'
+    for label in ("pipeline", "model_name"):
+        if label in shape.labels:
+            here = f"|.+[.]{re.escape(namespace)}".replace("\\", "\\\\")
+            return f'{name}{{{label}="{pipeline}",function_name=~"{here}"}}'
     if "function_name" in shape.labels:
         functions = f"{re.escape(pipeline)}(-.+)?[.]{re.escape(namespace)}".replace("\\", "\\\\")
         more = f",{ONLY[series]}" if series in ONLY else ""
@@ -76,11 +79,13 @@ def promql(series: Series, pipeline: str, window_s: float, namespace: str = NAME
 def promql_measured(
     series: Series, pipeline: str, window_s: float, aggregate: Literal["sum", "count"], namespace: str = NAMESPACE
 ) -> str:
-    """The query of a ``counted`` series: the increase or number of those that are there now and have two samples."""
+    """The query of a ``counted`` series: the increase or number of those that are there now; of a counter, of those
+    that were there when the window began, too: a replica that is younger did not have the whole window for its work."""
     shape = SHAPES[series]
     selected = selector(series, pipeline, namespace)
     if shape.kind == "counter":
-        selected = f"increase({selected}[{round(window_s * 1000)}ms]) and {selected}"
+        window = f"{round(window_s * 1000)}ms"
+        selected = f"increase({selected}[{window}]) and {selected} and {selected} offset {window}"
     return f"{aggregate} by ({', '.join(shape.labels)}) ({selected})"
 
 

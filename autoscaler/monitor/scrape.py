@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
+from autoscaler.contract import NAMESPACE
 from autoscaler.errors import MetricsError
 from autoscaler.monitor.catalogue import METRICS, SAMPLES
 from autoscaler.monitor.growth import JOBS, Samples, TargetHistory, readings_of
@@ -33,18 +34,24 @@ def parse_exposition(text: str) -> Samples:
 class ScrapeSource:
     """Reads the targets that the gateway names in ``/system/targets``, all at each call.
 
-    ``auth``: user and password of the gateway. Scrapes older than ``stale_s`` are not used. What a target counted
-    before its first scrape is of no window: one that was not listed yet may have counted for hours and only been
-    unready.
+    ``auth``: user and password of the gateway. Ingresses outside of ``namespace`` are left out. Scrapes older than
+    ``stale_s`` are not used. What a target counted before its first scrape is of no window: one that was not listed yet
+    may have counted for hours and only been unready.
     """
 
     def __init__(
-        self, gateway_url: str, auth: tuple[str, str] | None, timeout_s: float = 3.0, stale_s: float = 15.0
+        self,
+        gateway_url: str,
+        auth: tuple[str, str] | None,
+        timeout_s: float = 3.0,
+        stale_s: float = 15.0,
+        namespace: str = NAMESPACE,
     ) -> None:
         self._url = gateway_url.rstrip("/") + "/system/targets"
         self._auth = auth
         self._timeout_s = timeout_s
         self._stale_s = stale_s
+        self._namespace = namespace
         self._session = _session()
         self._sessions: dict[str, requests.Session] = {}
         self._targets: dict[str, TargetHistory] = {}
@@ -112,13 +119,23 @@ class ScrapeSource:
                 if reply.status_code in (401, 403):
                     raise MetricsError(f"the list of scrape targets at {self._url} was refused: wrong password")
                 reply.raise_for_status()
-                entries = [(entry["targets"], entry.get("labels", {}).get("job")) for entry in reply.json()]
-                return {str(address): str(job) for addresses, job in entries for address in addresses if job in JOBS}
+                entries = [(entry["targets"], entry.get("labels", {})) for entry in reply.json()]
+                return {
+                    str(address): str(labels["job"])
+                    for addresses, labels in entries
+                    if labels.get("job") in JOBS and self._is_here(labels)
+                    for address in addresses
+                }
             except requests.ConnectionError as error:  # its text is of retries and objects
                 why = type(error).__name__
             except (requests.RequestException, ValueError, KeyError, TypeError, AttributeError) as error:
                 why = f"{type(error).__name__}: {str(error)[:160]}"
         raise MetricsError(f"the list of scrape targets at {self._url} could not be read ({why})")
+
+    def _is_here(self, labels: Mapping[str, str]) -> bool:
+        """Whether a target is a gateway, or an ingress of this namespace: pipelines of others may have its name."""
+        function = labels.get("function_name", "")
+        return not function or function.endswith(f".{self._namespace}")
 
 
 def _session() -> requests.Session:

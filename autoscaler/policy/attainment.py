@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autoscaler.configuration import Configuration
-from autoscaler.contract import Memory, NodeKind, NodeObservation, Observation, Proposal
+from autoscaler.contract import Memory, NodeKind, NodeObservation, Observation, Proposal, reached
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making
 from autoscaler.policy.rows import by_function
@@ -47,8 +47,8 @@ class AttainmentSettings(Targets):
 class Streak:
     """Windows in a row that violated the SLO, and that had slack."""
 
-    violating: int = 0
-    slack: int = 0
+    violating: float = 0.0
+    slack: float = 0.0
 
 
 def attainment(tail: Tail) -> float | None:
@@ -85,13 +85,14 @@ class AttainmentPolicy:
         share, tail = min(shares, key=lambda pair: pair[0])
         excess = s.excess(observation)
         slack = excess is not None and excess <= s.slack
-        streak = Streak(streak.violating + 1 if share < s.target else 0, streak.slack + 1 if slack else 0)
+        news = observation.news
+        streak = Streak(streak.violating + news if share < s.target else 0.0, streak.slack + news if slack else 0.0)
         what = "requests" if tail.name == "P95" else tail.name
         measured = f"{share:.0%} of {what} within {tail.target_s:g} s"
-        if streak.violating >= s.up_windows:
+        if reached(streak.violating, s.up_windows):
             desired, reasons = self._up(rows, measured)
             return Proposal(desired, reasons, Streak())
-        if streak.slack >= s.down_windows:
+        if reached(streak.slack, s.down_windows):
             desired, reasons = self._down(rows, measured)
             return Proposal(desired, reasons, Streak())
         return Proposal({}, dict.fromkeys(rows, measured), streak)

@@ -7,7 +7,8 @@ Three things count against a policy:
 - its prediction misses: whatever is decided for a target expects that a load which was seen before keeps it, and P95 is
   above λ at less than twice the load of all of the last windows;
 - it doubts itself (``Proposal.doubt``): a learnt policy outside of what it was trained on, call times that do not hold,
-  numbers that cannot be true; and nobody else can trust it where requests are answered and their latency is not known.
+  numbers that cannot be true; and nobody else can trust it where requests are answered and their latency is not known,
+  or where it ends with an exception.
 
 Missed windows add up, and only many that are kept make up for one: a policy that misses λ now and then breaks it, too.
 One that comes back and misses λ again goes at once, and for longer each time. While a policy doubts itself, and in a
@@ -21,6 +22,7 @@ They come alone, for whose room standbys have; from the next window on those of 
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -92,7 +94,7 @@ class FallbackPolicy:
     def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal:
         before = memory if isinstance(memory, FallbackMemory) else FallbackMemory()
         by = self._other.name if before.why else ""
-        proposal = self._chosen.propose(replace(observation, decided_by=by), now_s, before.chosen)
+        proposal = self._asked(replace(observation, decided_by=by), now_s, before)
         present = _present(observation, proposal.reasons)
         sizes, alone = (_before(present, one, observation.redeployed) for one in (before.sizes, before.alone))
         instead = self._other.propose(observation if before.why else _as_with(alone, observation), now_s, before.other)
@@ -111,10 +113,28 @@ class FallbackPolicy:
         reasons = {function: f"{reason} ({why})" for function, reason in instead.reasons.items()}
         if not before.why:
             taken_over = {**instead.desired, **{name: alone[name] for name in present}}
-            return Proposal(_sized(taken_over, present, sizes), reasons, after, by=self._other.name)
+            sized = _sized(taken_over, present, sizes)
+            return Proposal(sized, reasons, after, by=self._other.name, failure=proposal.failure)
         sized = _sized(instead.desired, present, sizes)
         sized |= _with_standbys({**present, **sized}, instead.desired, proposal.desired)
-        return Proposal(sized, reasons, after, by=self._other.name)
+        return Proposal(sized, reasons, after, by=self._other.name, failure=proposal.failure)
+
+    def _asked(self, observation: Observation, now_s: float, before: FallbackMemory) -> Proposal:
+        """What the chosen policy proposes; where it fails, nothing and a doubt, and its memory stays."""
+        try:
+            return self._chosen.propose(observation, now_s, before.chosen)
+        except Exception as error:
+            failure = in_words(error)
+            doubt = f"it failed ({type(error).__name__})"
+            reasons = dict.fromkeys(before.sizes, f"policy {self.name} failed ({type(error).__name__})")
+            return Proposal({}, reasons, before.chosen, doubt, failure=failure)
+
+
+def in_words(error: Exception) -> str:
+    """The exception, and where it was raised."""
+    where = traceback.extract_tb(error.__traceback__)[-1:]
+    place = "".join(f" ({frame.filename.rpartition('/')[2]}, line {frame.lineno})" for frame in where)
+    return ": ".join(filter(None, (type(error).__name__, str(error)))) + place
 
 
 def _present(observation: Observation, functions: Collection[str]) -> dict[str, Configuration]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from autoscaler.checked import BelowOne, Checked, FromOne, Positive, PositiveShare, Rule
-from autoscaler.contract import Configuration, Memory, NodeKind, NodeObservation, Observation, Proposal
+from autoscaler.contract import Configuration, Memory, NodeKind, NodeObservation, Observation, Proposal, reached
 from autoscaler.errors import ConfigurationError, SettingsError
 from autoscaler.policy.demand import ceiling
 from autoscaler.policy.rows import by_function, total
@@ -86,7 +86,7 @@ class TokenLoadState:
     load_class: int | None = None
     candidate: int | None = None
     """The other tercile that it was in last."""
-    windows: int = 0
+    windows: float = 0.0
     """How many windows in a row it was."""
     tokens_per_core_s: float | None = None
     """Tokens per second of one busy replica over its compute, measured last."""
@@ -115,7 +115,7 @@ class TokenLoadPolicy:
                 reasons[function] = f"no data: its {'configuration' if present is None else 'token load'} is not known"
                 continue
             state = _measured(states.get(function, TokenLoadState()), nodes, present, observation.window_s)
-            states[function] = _classed(state, classes[function], self.settings.class_windows)
+            states[function] = _classed(state, classes[function], self.settings.class_windows, observation.news)
             configuration, reasons[function] = wanted(states[function], load, present, self.settings)
             if configuration is not None:
                 desired[function] = configuration
@@ -167,11 +167,11 @@ def _measured(
     return replace(state, tokens_per_core_s=rate, on_gpu=bool(present.gpu_share))
 
 
-def _classed(state: TokenLoadState, load_class: int, windows: int) -> TokenLoadState:
+def _classed(state: TokenLoadState, load_class: int, windows: int, news: float) -> TokenLoadState:
     """The class follows the tercile once it has been the same other one for so many windows; at first at once."""
     if state.load_class is None or load_class == state.load_class:
-        return replace(state, load_class=load_class, candidate=None, windows=0)
-    count = state.windows + 1 if state.candidate == load_class else 1
-    if count >= windows:
-        return replace(state, load_class=load_class, candidate=None, windows=0)
+        return replace(state, load_class=load_class, candidate=None, windows=0.0)
+    count = (state.windows if state.candidate == load_class else 0.0) + news
+    if reached(count, windows):
+        return replace(state, load_class=load_class, candidate=None, windows=0.0)
     return replace(state, candidate=load_class, windows=count)

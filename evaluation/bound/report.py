@@ -28,7 +28,8 @@ class BoundRow:
     requests: int
     meter: str
     lower_bound: float
-    """No policy that meets the SLO is cheaper."""
+    """No policy that meets the SLO is cheaper; on the provisioned meter, none whose replicas always run: those that
+    wait cost their memory alone."""
     reachable: bool
     """False: the SLO cannot be met in this window; the bound is then that of the work alone."""
     binds: bool

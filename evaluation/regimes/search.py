@@ -91,7 +91,7 @@ def neighbours(workload: Workload) -> Callable[[Sequence[str], Deployment], Iter
     resources = sorted(workload.space.resources, key=lambda one: workload.prices.unit_per_s(_one(*one)))
 
     def cheaper(functions: Sequence[str], deployment: Deployment) -> Iterator[Configuration]:
-        for one in {deployment[function] for function in functions}:
+        for one in dict.fromkeys(deployment[function] for function in functions):
             for count in workload.space.replica_counts:
                 if count < one.replicas:
                     yield one.with_replicas(count)

@@ -149,7 +149,7 @@ def _constants(
     smaller = neighbours(workload)
 
     def cheaper(functions: Sequence[str], deployment: Deployment) -> Iterator[Configuration]:
-        yield from {optimum[function] for optimum in optima for function in functions}
+        yield from dict.fromkeys(optimum[function] for optimum in optima for function in functions)
         yield from smaller(functions, deployment)
 
     constant = cheapest_uniform(judged)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -94,15 +95,24 @@ _SOME_STANDBYS = [_STANDBYS[place] for place in (1, 6, 9, 11, 13, 15, 18, 21)]
 
 
 def candidates_of(policy: str) -> Sequence[Setting]:
-    """Settings that are tried: with standbys three of the policy's without, each with four rules; all rules where it
-    has no settings. None for policies that are not swept: constants' standbys are in their plans."""
+    """Settings that are tried: with standbys six of the policy's without, each with eight rules, about as many as of
+    ``staffing``; all rules where it has no settings. None for policies that are not swept: constants' standbys are in
+    their plans."""
     base = without_burst(policy)
     if base == policy or base in NAMES:
         return CANDIDATES.get(policy, ())
     settings = CANDIDATES.get(base)
     if settings is None:
         return _STANDBYS
-    return [{**setting, **rule} for setting in settings[:: len(settings) // 3][:3] for rule in _SOME_STANDBYS]
+    return [{**setting, **rule} for setting in _some(settings) for rule in _SOME_STANDBYS]
+
+
+def _some(settings: Sequence[Setting]) -> list[Setting]:
+    """Six from end to end. Every other one is taken one later: the last axis has two levels, and even steps would
+    always meet the same."""
+    last = len(settings) - 1
+    places = {min(last, number * len(settings) // 6 + number % 2) for number in range(6)}
+    return [setting for place, setting in enumerate(settings) if len(settings) <= 6 or place in places]
 
 
 @dataclass(frozen=True)
@@ -203,8 +213,10 @@ def _tried(task: tuple[Grid, str, Path]) -> list[Swept]:
         summaries = evaluate(replace(validation, policies=(policy,), settings=folder), folder, workers=1, refused={})
         for pattern in patterns:
             part = [summary for summary in summaries if pattern in (ALL, summary["pattern"])]
-            tried.append(_judge(policy, validation.workloads[0], setting, part, pattern))
-    return tried
+            tried.append((_judge(policy, validation.workloads[0], setting, part, pattern), len(runs_of(part))))
+    # Costs are sums over hours: a setting that was refused in some of them would look cheap.
+    most = {pattern: max(hours for one, hours in tried if one.pattern == pattern) for pattern in patterns}
+    return [one if hours == most[one.pattern] else replace(one, cost=math.inf) for one, hours in tried]
 
 
 def _together(every: Sequence[Sequence[Swept]]) -> list[Swept]:

@@ -16,8 +16,10 @@ from autoscaler.errors import PlatformError
 from autoscaler.logger import FunctionLogger, read_decisions, read_pipeline
 from autoscaler.loop import Controller, brief, describe, run, short
 from autoscaler.platforms.shadow import ShadowPlatform
+from autoscaler.policy.fallback import FallbackPolicy, FallbackSettings
 from autoscaler.policy.hpa import HpaPolicy, HpaSettings
 from autoscaler.policy.static import StaticPolicy
+from autoscaler.state.targets import Targets
 from tests.doubles.fake_platform import FakePlatform
 from tests.unit.autoscaler.builders import NOW_S, PRICES, configuration, observation, topology
 
@@ -204,6 +206,14 @@ def test_a_policy_that_fails_holds_the_scale_and_is_reported(caplog: pytest.LogC
     assert controller(plant).tick(NOW_S).failure == ""
 
 
+def test_a_failure_under_guard_is_logged_once_and_reported(caplog: pytest.LogCaptureFixture) -> None:
+    guarded = FallbackPolicy(Broken(), HpaPolicy(), FallbackSettings(Targets(0.1)))
+    subject = controller(Plant(), guarded)
+    reports = [subject.tick(NOW_S + 5 * number) for number in range(4)]
+    assert all(report.failure.startswith("ZeroDivisionError (test_loop.py, line ") for report in reports)
+    assert caplog.text.count("policy broken failed under its guard") == 1
+
+
 def test_every_tick_is_logged_and_what_is_left_is_written_at_the_end(tmp_path: Path) -> None:
     plant = Plant()
     plant.calls = 5.6
@@ -309,6 +319,18 @@ def test_a_tick_that_takes_too_long_is_not_made_up_for() -> None:
 
     simulate(controller(plant), clock, slow)
     assert times == [5, 17, 22, 27]
+
+
+def test_a_clock_that_is_set_back_stops_nothing() -> None:
+    plant, clock, waits = Plant(), Clock(100.0), []
+
+    def stop(wait_s: float) -> bool:
+        waits.append(wait_s)
+        clock.now_s += wait_s - (3600.0 if len(waits) == 2 else 0.0)
+        return len(waits) > 4
+
+    run(controller(plant), 5.0, stop, clock=lambda: clock.now_s)
+    assert waits == [5.0] * 5
 
 
 def test_the_loop_survives_bad_ticks_and_logs_each_kind_once(caplog: pytest.LogCaptureFixture) -> None:

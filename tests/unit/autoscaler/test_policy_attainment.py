@@ -58,6 +58,13 @@ def test_attainment_never_falls_when_the_slo_is_looser(latencies: list[float], s
 
 def test_one_violating_window_changes_nothing() -> None:
     assert story(SLOW).desired == {}
+
+
+def test_windows_that_overlap_count_by_what_is_new_in_them() -> None:
+    """Windows of 30 s, read every 5 s: two of them are twelve reads."""
+    pressed = {"expert-0-0": BUSY}
+    sixth = {**SLOW, "news": 1 / 6}
+    assert story(*[sixth] * 11, changes=pressed).desired == {} and story(*[sixth] * 12, changes=pressed).desired
     assert story(SLOW, QUICK, SLOW).desired == {}
 
 

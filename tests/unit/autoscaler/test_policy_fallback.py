@@ -103,6 +103,31 @@ def test_a_policy_whose_latency_nobody_sees_goes_after_two_windows(p95_s: float 
     assert replicas(watched, [KEPT, blind, KEPT, blind, blind, blind, KEPT, KEPT]) == [1, 1, 1, 1, 5, 5, 1, 1]
 
 
+@dataclass
+class Failing(Fixed):
+    """Raises in the windows that ``doubts`` names."""
+
+    def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
+        proposal = super().propose(observation, now_s, memory)
+        if proposal.doubt:
+            raise ValueError("no such expert")
+        return replace(proposal, doubt="")
+
+
+def test_a_policy_that_fails_keeps_its_memory_and_goes_after_two_windows() -> None:
+    failing = Failing("learnt", LESS, doubts="-ddd----")
+    watched = FallbackPolicy(failing, Fixed("hpa", configuration(5)), FallbackSettings(Targets(SLO_S), calm_windows=1))
+    memory: object = None
+    desired = []
+    for _ in range(6):
+        proposal = watched.propose(KEPT, NOW_S, memory)
+        memory = proposal.memory
+        desired.append(proposal.desired[FUNCTION].replicas if FUNCTION in proposal.desired else None)
+        assert bool(proposal.failure) == (1 < len(desired) <= 4)
+    assert desired == [1, None, 5, 5, 1, 1], "held in the first failed window"
+    assert failing.asked == [None, 1, 1, 1, 1, 5]
+
+
 def test_windows_that_overlap_count_once() -> None:
     """Six windows of 30 s, read every 5 s, show the same late burst."""
     missed, kept = window(0.2, news=1 / 6), window(0.05, news=1 / 6)

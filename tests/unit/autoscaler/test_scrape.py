@@ -27,12 +27,13 @@ class World:
         self.status = 200
         self.jobs = ["gateway", "ingress"]
         self.addresses: dict[str, str] = {}
+        self.labels: dict[str, str] = {}
 
     def reply(self, method: str, path: str, body: bytes, authorization: str) -> Reply:
         if path == "/system/targets":
             if authorization != EXPECTED:
                 return 401, b"invalid credentials"
-            targets = [{"targets": [self.addresses[job]], "labels": {"job": job}} for job in self.jobs]
+            targets = [{"targets": [self.addresses[job]], "labels": {"job": job, **self.labels}} for job in self.jobs]
             return 200, json.dumps(targets).encode()
         return 404, b""
 
@@ -51,6 +52,18 @@ def world() -> Iterator[tuple[World, Server]]:
     ):
         world.addresses = {"gateway": gateway.address, "ingress": ingress.address}
         yield world, front
+
+
+def test_ingresses_of_other_namespaces_are_left_out(world: tuple[World, Server]) -> None:
+    """A pipeline of the same name there counts its requests under the same labels."""
+    state, front = world
+    state.labels = {"function_name": "m.team-a"}
+    here, there = (ScrapeSource(front.url, AUTH, namespace=name) for name in ("openfaas-fn", "team-a"))
+    for passed_s in (0.0, 5.0):
+        state.passed_s = passed_s
+        here.read(100.0 + passed_s, 5.0), there.read(100.0 + passed_s, 5.0)
+    assert Series.REQUESTS not in here.read(105.0, 5.0).values
+    assert sum(there.read(105.0, 5.0).values[Series.REQUESTS].values()) > 0
 
 
 def test_two_scrapes_make_a_window_with_the_rates_that_were_exposed(world: tuple[World, Server]) -> None:

@@ -70,11 +70,17 @@ def test_in_bursts_standbys_lower_the_p95_of_few_replicas_for_less_than_more_of_
 @pytest.mark.parametrize("base", ["hpa", "kpa", "elasticmoe", "last-window", "static"])
 def test_every_candidate_with_standbys_is_a_file_that_the_policy_takes(base: str, tmp_path: Path) -> None:
     name, settings = f"{base}+burst", candidates_of(f"{base}+burst")
-    assert len(settings) in (16, 24) and len(settings) <= max(24, len(CANDIDATES.get(base, ())))
+    assert len(settings) == (48 if base in CANDIDATES else 24)
     for setting in settings:
         write_setting(tmp_path, f"{base}-burst", setting)
         made = policy_of(name, paper_workload("bert-4"), replace(GRID, settings=tmp_path), CELL)
         assert made.name == base and made.__dict__["_burst"] == Burst(**setting["burst"])
+
+
+@pytest.mark.parametrize(("base", "axis"), [("hpa", "down_stabilisation_s"), ("last-window", "load_factor")])
+def test_with_standbys_every_level_of_a_policy_s_settings_is_tried(base: str, axis: str) -> None:
+    levels = {setting[axis] for setting in CANDIDATES[base]}
+    assert {setting[axis] for setting in candidates_of(f"{base}+burst")} == levels and len(levels) == 2
 
 
 def test_without_settings_of_its_own_a_policy_has_those_without_standbys_and_two_standbys(tmp_path: Path) -> None:

@@ -99,6 +99,22 @@ def test_a_sweep_records_every_trial_and_leaves_files_for_each_workload_and_for_
         assert tomllib.loads((tmp_path / name).read_text()) == one.setting
 
 
+def test_a_setting_that_some_hours_refuse_is_not_the_cheapest(
+    grid: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sum over fewer hours is smaller whatever they cost."""
+    monkeypatch.setattr(sweeping, "CANDIDATES", {"kpa": CANDIDATES["kpa"][:2]})
+    hour = {"workload": "bert-4", "pattern": grid.patterns[0], "tokens": 0, "policy": "kpa"}
+    counted = {"provisioned_experts": 1.0, "judged_windows": 10, "violated_windows": 0}
+
+    def evaluate(asked: Grid, out: Path, **options: object) -> list[dict[str, object]]:
+        hours = 1 if out.name.endswith("1") else 2
+        return [{**hour, **counted, "seed": seed} for seed in range(hours)]
+
+    monkeypatch.setattr(sweeping, "evaluate", evaluate)
+    assert {one.setting["scale_down_delay_s"] for one in sweep(grid, tmp_path)} == {0.0}
+
+
 @pytest.mark.slow
 def test_a_sweep_that_was_stopped_simulates_nothing_twice(
     grid: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
