@@ -25,6 +25,7 @@ from functions.wire.messages import (
     both,
     error_reply,
 )
+from platform_words import backlog
 from platform_words.connections import KEEP_ALIVE_S, OpenConnections, allowed
 from platform_words.headers import CALLER_KEY
 
@@ -127,8 +128,8 @@ class FunctionServer:
         if self._sweeping is not None:
             self._sweeping.cancel()
         if self._server is not None:
+            await backlog.take(self._server.sockets)
             self._server.close()
-        await asyncio.sleep(0)  # connections accepted last get their turn
         for connection in list(self.connections):
             connection.close_if_idle()
         try:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import time
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
 import pytest
+import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -339,6 +343,29 @@ async def test_drain_does_not_stay_longer_than_its_time_whatever_is_kept(start: 
         await running.server.drain()
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", running.port)
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_drain_answers_what_came_while_the_loop_stood_still(run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+    async def story() -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        server = FunctionServer(echo(), ServerSettings(settle_s=0.01))
+        await server.start(listener)
+        kept = await asyncio.to_thread(socket.create_connection, listener.getsockname())
+        drain = asyncio.ensure_future(server.drain())
+        await turns(1)
+        clients = [kept, *(socket.create_connection(listener.getsockname()) for _ in range(20))]
+        for client in clients:
+            client.sendall(post(body=b"abc"))
+        time.sleep(0.05)  # the loop stands still for longer than it settles
+        await asyncio.wait_for(drain, 100)
+        for client in clients:
+            client.settimeout(100)
+            answer = b"".join(iter(lambda client=client: client.recv(65536), b""))  # type: ignore[misc]
+            assert answer.startswith(b"HTTP/1.1 200 ") and answer.endswith(b"abc")
+            client.close()
+
+    run(story())
 
 
 async def test_drain_waits_for_a_request_that_is_still_arriving(start: Any) -> None:
