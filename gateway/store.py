@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 from collections.abc import Iterator
@@ -15,14 +14,13 @@ log = logging.getLogger(__name__)
 
 
 class FunctionStore:
-    """One JSON file a function: its deployment and its number of replicas. Writes are atomic, from any thread.
+    """One JSON file a function: its deployment and its number of replicas. Writes are atomic.
 
     Without a folder nothing is kept: the backend's functions outlive the gateway.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
-        self._parts = itertools.count()
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
@@ -30,7 +28,7 @@ class FunctionStore:
         if self._folder is None:
             return
         path = self._folder / _file(spec.name, spec.namespace)
-        part = path.with_suffix(f".{next(self._parts)}.part")
+        part = path.with_suffix(".part")
         part.write_text(json.dumps({"deployment": deployment_of(spec), "replicas": replicas}))
         part.chmod(0o600)
         part.replace(path)

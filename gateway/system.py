@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import platform
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import resources
@@ -188,23 +188,18 @@ class SystemApi:
         asked = replica_orders(await read_object(request, self._max_bytes))
         for order in asked:
             self._backend.check_namespace(order.namespace)
-        orders = [(await self._backend.look(order.name, order.namespace), order) for order in asked]
-        done: list[tuple[FunctionSpec, int]] = []
-        for state, order in orders:
+        for order in asked:
+            await self._backend.look(order.name, order.namespace)
+        for order in asked:
+            # Each as it is by now, and stored at once: others may change or delete functions between two orders.
+            state = await self._backend.look(order.name, order.namespace)
             spec = replace(state.spec, annotations={**state.spec.annotations, **order.annotations})
             if spec != state.spec:
                 await self._backend.update(spec)
             _, high = scale_bounds(spec)
-            replicas = order.replicas if high is None else min(order.replicas, high)
-            await self._backend.scale(order.name, order.namespace, replicas)
-            done.append((spec, replicas))
+            await self._scale(state, order.replicas if high is None else min(order.replicas, high))
             await asyncio.sleep(0)  # calls go on meanwhile
-        await asyncio.to_thread(self._save_all, done)
         return Response(status_code=202)
-
-    def _save_all(self, done: Sequence[tuple[FunctionSpec, int]]) -> None:
-        for spec, replicas in done:
-            self._store.save(spec, replicas)
 
     async def alert(self, request: Request) -> Response:
         """Every alert is followed as far as it can be; functions that are not there are named in the reply."""

@@ -90,6 +90,8 @@ class Watchdog:
         settings = self._settings
         body = await _body(receive, settings.max_body_bytes)
         if body is None:
+            return
+        if len(body) > settings.max_body_bytes:
             text = f"the body is larger than {settings.max_body_bytes} bytes\n"
             await _reply(send, 413, text.encode(), [*_TEXT, (b"connection", b"close")])
             return
@@ -128,17 +130,16 @@ class Watchdog:
 
 
 async def _body(receive: Receive, limit: int) -> bytes | None:
+    """The whole body, or more than ``limit`` bytes of it; None: the client left before it was whole."""
     parts: list[bytes] = []
     size = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            return b"".join(parts)
+            return None
         parts.append(message.get("body", b""))
         size += len(parts[-1])
-        if size > limit:
-            return None
-        if not message.get("more_body"):
+        if size > limit or not message.get("more_body"):
             return b"".join(parts)
 
 

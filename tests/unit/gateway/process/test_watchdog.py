@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, MutableMapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 from gateway.backends.process.backend import ProcessBackend
 from gateway.backends.watchdog.command import call_environment
+from gateway.backends.watchdog.server import Watchdog
 from gateway.backends.watchdog.settings import WatchdogError, from_environment
 from gateway.contract import FunctionSpec
 from tests.unit.gateway.process.conftest import (
@@ -69,6 +72,33 @@ async def test_method_path_query_and_headers_are_in_the_environment(backend: Pro
 async def test_the_command_is_split_on_spaces_and_no_shell_is_involved(backend: ProcessBackend) -> None:
     address = await address_of(backend, command("f", "echo $HOME; 'a b' | cat"))
     assert (await ask(address))[2] == b"$HOME; 'a b' | cat\n"
+
+
+@pytest.mark.parametrize(
+    ("last", "statuses"),
+    [
+        pytest.param({"type": "http.disconnect"}, [], id="it-left"),
+        pytest.param({"type": "http.request", "body": b"more"}, [413], id="too-large"),
+    ],
+)
+async def test_a_body_that_is_not_whole_runs_no_command(
+    tmp_path: Path, last: dict[str, Any], statuses: list[int]
+) -> None:
+    settings = from_environment({"fprocess": f"touch {tmp_path / 'ran'}"})
+    watchdog = Watchdog(replace(settings, max_body_bytes=12), {})
+    messages = iter([{"type": "http.request", "body": b"only this", "more_body": True}, last])
+    sent: list[MutableMapping[str, Any]] = []
+
+    async def receive() -> MutableMapping[str, Any]:
+        return next(messages)
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/", "raw_path": b"/", "query_string": b"", "headers": []}
+    await watchdog(scope, receive, send)
+    assert [message["status"] for message in sent if "status" in message] == statuses
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_a_failing_command_is_a_500_and_its_errors_are_logged(as_gateway: ProcessBackend, tmp_path: Path) -> None:
