@@ -155,7 +155,8 @@ class Migrations:
             try:
                 return await self._instance.pull(arrival.text, arrival.source.instance, limit_s)
             except KvFullError:
-                await self._instance.settled()  # what was freed here may still be on its way
+                self._instance.free([arrival.text.kv_id])  # what came of it, as the next pull begins at its first page
+                await self._instance.settled()  # what others freed here may still be on its way, too
             except KvError as error:
                 log.info("a text is computed again: %s", error)
                 return None

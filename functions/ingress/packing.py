@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -44,7 +45,7 @@ Texts = Sequence[Sequence[int]]
 RunPass = Callable[[Arrays, PassContext], Awaitable[Arrays]]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Member:
     """One request's texts (and the decoder's, for an encoder-decoder), and where its reply goes."""
 
@@ -104,6 +105,10 @@ class PassQueue:
         timer = self._loop.call_at(context.deadline_s, _expire, member)
         try:
             return await member.reply
+        except (asyncio.CancelledError, CallError):
+            with suppress(ValueError):  # a pass has it already
+                self._waiting.remove(member)
+            raise
         finally:
             timer.cancel()
 

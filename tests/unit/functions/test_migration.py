@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 import pytest
 
@@ -16,8 +16,9 @@ from functions.scheduling.cluster import Instance, Role, Scheduler
 from functions.scheduling.peers import RoundRobin
 from functions.scheduling.predictor import DecodeModel, PrefillModel, Profile
 from functions.scheduling.settings import ArrowSettings, Targets
-from functions.wire.errors import DeadlineError, KvLostError
+from functions.wire.errors import DeadlineError, KvFullError, KvLostError
 from moe.cache import PAGE_TOKENS
+from moe.errors import CacheMissError
 from moe.reference import WholeModel
 from tests.unit.functions.decoder_bench import Bench, Collected, InProcess, recomputed
 from tests.unit.moe import tiny
@@ -32,6 +33,8 @@ class Movable(InProcess):
     def __init__(self, model: WholeModel, pages: int) -> None:
         super().__init__(WholeModel(model.directory), pages)
         self.before_pull: Callable[[], Awaitable[None] | None] = lambda: None
+        self.full: Iterator[bool] = iter(())
+        """For segments in the order in which they pull: whether one has too few pages."""
 
     async def pull(self, text: Text, source: Movable, limit_s: float) -> int:
         waiting = self.before_pull()
@@ -42,8 +45,13 @@ class Movable(InProcess):
             ours, theirs = (one.programs[segment.id].cache for one in (self.model, source.model))
             assert ours is not None and theirs is not None
             if ours.bytes_per_token:
+                if next(self.full, False):
+                    raise KvFullError("no pages")
                 data = theirs.read(text.kv_id, 0, -(-text.kept // PAGE_TOKENS))
-                ours.write(text.kv_id, 0, text.kept, data)
+                try:
+                    ours.write(text.kv_id, 0, text.kept, data)
+                except CacheMissError as error:
+                    raise KvLostError(str(error)) from None
                 moved += data.nbytes
         return moved
 
@@ -151,6 +159,14 @@ async def test_pages_that_cannot_be_had_mean_prefill_again(model: WholeModel, te
     pair.instances[1].before_pull = fail
     await same(model, pair, texts((30, 45, 5)))
     assert pair.measures.lost_sources == 2 and pair.measures.move.count == 3
+    await pair.close()
+
+
+async def test_a_pull_is_tried_again_after_some_of_a_text_had_come(model: WholeModel, texts) -> None:
+    pair = Pair(model)
+    pair.instances[1].full = iter([False, True, False, True])
+    await same(model, pair, texts((30,)))
+    assert pair.measures.lost_sources == 0 and pair.measures.move.count == 1
     await pair.close()
 
 

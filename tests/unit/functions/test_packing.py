@@ -192,6 +192,21 @@ async def test_too_many_waiting_requests_are_refused() -> None:
     await asyncio.gather(*calls)
 
 
+async def test_requests_whose_clients_left_make_room_for_others() -> None:
+    passes = Passes()
+    passes.gate.clear()
+    queue = PassQueue(passes, 1, 2)
+    first, *waiting = [asyncio.ensure_future(queue.run([[i]], None, context())) for i in range(3)]
+    await turns()
+    waiting[0].cancel()
+    await turns()
+    next_one = asyncio.ensure_future(queue.run([[3]], None, context()))
+    await turns()
+    passes.gate.set()
+    replies = await asyncio.gather(first, waiting[1], next_one)
+    assert [reply["embedding"][0, 0] for reply in replies] == [0, 2, 3]
+
+
 def test_packed_requests_through_processes_equal_the_whole_model(bert: Path) -> None:
     whole = WholeModel(bert)
     texts = [f"request number {i}" for i in range(24)]
