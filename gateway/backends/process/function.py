@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from gateway.backends.process.logs import FunctionLog
@@ -180,7 +181,8 @@ class ManagedFunction:
                     self._make_room()
                     break
             self.replicas[record.id] = record
-            self._context.spawn(self._start(record))
+            record.start = self._context.spawn(self._start(record))
+            record.start.add_done_callback(partial(self._given_up, record))
         self._context.changed()
 
     def _members(self) -> list[Member]:
@@ -258,9 +260,6 @@ class ManagedFunction:
         """Launch one replica and wait until it is ready, has ended, or took too long."""
         settings = self._context.settings
         async with self._context.starts:
-            if record.draining():
-                self._gone(record)
-                return
             began_s = self._loop.time()
             limits = self.prepared.limits
             try:
@@ -276,9 +275,6 @@ class ManagedFunction:
             except BackendError as error:
                 self._crashed(record, f"could not be started: {error}")
                 return
-            except asyncio.CancelledError:
-                self._gone(record)
-                raise
             self._context.changed()
             if record.draining():
                 self._context.launcher.signal(record.slot, signal.SIGKILL, group=True)
@@ -320,8 +316,13 @@ class ManagedFunction:
         log.warning("%s replica %s %s", self.spec.key, record.id, sentence)
         self._gone(record)
 
+    def _given_up(self, record: Record, start: asyncio.Task[None]) -> None:
+        if start.cancelled() and not record.slot:
+            self._gone(record)
+
     def _gone(self, record: Record) -> None:
         self.replicas.pop(record.id, None)
+        self.lines.ended(record.id)
         record.gone.set()
         record.started.set()
         self._context.gpus.seats.gone(record.id)
@@ -336,7 +337,8 @@ class ManagedFunction:
         self._context.changed()
         if record.slot:
             self._context.spawn(self._end_replica(record, was_ready=was_ready))
-        # Without a slot its start notices the state and gives up.
+        elif record.start is not None:  # it may wait for a warm parent that never comes
+            record.start.cancel()
 
     async def _end_replica(self, record: Record, *, was_ready: bool) -> None:
         """Let callers turn away, ask it to finish, kill it when it does not."""

@@ -32,6 +32,7 @@ class FunctionLog:
         self._lines: deque[LogLine] = deque(maxlen=lines)
         self._followers: set[asyncio.Queue[LogLine | None]] = set()
         self._sizes: dict[str, int] = {}
+        """Bytes of the files that are written: of replicas that have not ended."""
         self._closed = False
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
@@ -49,6 +50,10 @@ class FunctionLog:
     def say(self, instance: str, text: str) -> None:
         """A line of the backend itself about a replica."""
         self.add(instance, f"{GATEWAY} {text}")
+
+    def ended(self, instance: str) -> None:
+        """A replica writes no more; its file is kept until there are ``files`` newer ones of ended replicas."""
+        self._sizes.pop(instance, None)
 
     def last(self, instance: str) -> str:
         """The last line that a replica wrote itself; empty where there is none."""
@@ -102,11 +107,11 @@ class FunctionLog:
         self._sizes[line.instance] += len(data)
 
     def _drop_old_files(self) -> None:
-        files = sorted(self._folder.glob("*.log"), key=lambda path: path.stat().st_mtime)
-        for path in files[: max(0, len(files) - self._files)]:
+        ended = [path for path in self._folder.glob("*.log") if path.name.removesuffix(".log") not in self._sizes]
+        ended.sort(key=lambda path: path.stat().st_mtime)
+        for path in ended[: max(0, len(ended) - self._files)]:
             path.unlink(missing_ok=True)
             path.with_suffix(".log.1").unlink(missing_ok=True)
-            self._sizes.pop(path.stem, None)
 
 
 class LineReader:

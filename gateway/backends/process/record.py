@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from gateway.backends.process.gpu.seats import Gpu
 from gateway.backends.process.gpu.shares import GpuShares
@@ -25,6 +26,8 @@ class Record:
     machine: str = ""
     gpu: Gpu | None = None
     state: ReplicaState = "starting"
+    start: asyncio.Task[Any] | None = None
+    """What launches it."""
     slot: str = ""
     pid: int | None = None
     address: str = ""
@@ -63,4 +66,4 @@ class Context:
     """Environment of replicas on a machine, in addition to their function's."""
     start_seconds: list[float]
     changed: Callable[[], None]
-    spawn: Callable[..., object]
+    spawn: Callable[..., asyncio.Task[Any]]

@@ -118,7 +118,7 @@ class Mps:
         except TimeoutError:
             await self.close()
             raise BackendError(f"the MPS control daemon did not answer within {_START_TIMEOUT_S:g} s") from None
-        except BackendError:
+        except (BackendError, asyncio.CancelledError):
             await self.close()
             raise
         log.info("started an MPS control daemon at %s", pipe)

@@ -213,6 +213,34 @@ async def test_a_dead_warm_parent_is_started_again_and_replicas_come_back(backen
     assert any("warm parent died" in text for text in await log_texts(backend, "f"))
 
 
+async def test_what_waits_for_a_warm_parent_that_cannot_come_back_holds_up_no_end(
+    running: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail() -> None:
+        raise BackendError("no room")
+
+    async with running(concurrent_starts=1) as backend:
+        await backend.create(spec("f"), 2)
+        before = {replica.id for replica in (await until(backend, "f", ready(2))).ready}
+        monkeypatch.setattr(backend.launcher, "_start_parent", fail)
+        assert backend.launcher.parent_pid
+        os.kill(backend.launcher.parent_pid, signal.SIGKILL)
+        await until(backend, "f", lambda s: len(s.replicas) == 2 and not before & {one.id for one in s.replicas})
+        await backend.scale("f", NAMESPACE, 1)
+        await until(backend, "f", lambda s: len(s.replicas) == 1)
+        async with asyncio.timeout(30):
+            await backend.close()
+
+
+async def test_the_log_file_of_a_replica_that_ended_goes_once_there_are_newer_ones(
+    running: Starter, tmp_path: Path
+) -> None:
+    async with running(backoff=BackoffSettings(first_s=0.01), log_files=1) as backend:
+        await backend.create(spec("f", "crash"), 1)
+        await until(backend, "f", lambda s: s.restarts >= 4)
+        assert len(list((tmp_path / "state" / "logs").glob("*/*.log"))) <= 3
+
+
 async def test_a_replica_that_refuses_connections_is_replaced_when_reported(backend: ProcessBackend) -> None:
     await backend.create(spec("f"), 1)
     before = (await until(backend, "f", ready(1))).ready[0]

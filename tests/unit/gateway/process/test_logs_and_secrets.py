@@ -61,12 +61,19 @@ def test_files_are_rotated_and_old_ones_dropped(tmp_path: Path) -> None:
         for number in range(40):
             log.add(f"r{replica}", f"line {number}")
         os.utime(tmp_path / f"r{replica}.log", (replica, replica))
-    names = {path.name for path in tmp_path.iterdir()}
-    assert len([name for name in names if name.endswith(".log")]) <= 3
-    assert "r4.log" in names
+        log.ended(f"r{replica}")
+    assert {path.name for path in tmp_path.glob("*.log")} == {"r2.log", "r3.log", "r4.log"}
     assert all(path.stat().st_size <= 400 for path in tmp_path.iterdir())
     last = (tmp_path / "r4.log").read_text().splitlines()[-1]
     assert last.endswith("Z line 39") or last.endswith("+00:00 line 39")
+
+
+def test_files_of_living_replicas_are_kept_however_many(tmp_path: Path) -> None:
+    log = make_log(tmp_path, files=2)
+    for number in range(5):
+        for replica in range(30):
+            log.add(f"r{replica}", f"line {number}")
+    assert [len(path.read_text().splitlines()) for path in tmp_path.iterdir()] == [5] * 30
 
 
 async def test_pieces_of_output_become_whole_lines() -> None:

@@ -73,6 +73,20 @@ async def test_a_daemon_that_died_is_started_again(state: Path, control: str) ->
     await mps.close()
 
 
+async def test_who_gives_up_within_the_start_leaves_it_to_the_next(state: Path, control: str) -> None:
+    mps = made(state, control)
+    first = asyncio.ensure_future(mps.ready())
+    await eventually(lambda: mps.keeper is not None)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert mps.keeper is None
+    (state / "mps" / "pipe" / "control").unlink(missing_ok=True)
+    await mps.ready()
+    assert alive(pid_of(mps.pipe))
+    await mps.close()
+
+
 async def test_a_daemon_goes_even_when_the_gateway_is_killed(state: Path, control: str) -> None:
     program = (
         "import asyncio, pathlib, sys\nfrom gateway.backends.process.gpu.mps import Mps\n"
