@@ -32,6 +32,7 @@ from autoscaler.contract import (
 from autoscaler.options import docstrings
 from autoscaler.settings import ControllerSettings
 from gateway.main import main as gateway
+from rl.env import PipelineEnv
 from rl.features import NODE_FEATURES, PIPELINE_FEATURES, Feature
 from rl.staffing.features import ARRIVAL_FEATURES, STANDBY_FEATURES
 from simulation.profiles.fit.rows import Row as ProfileRow
@@ -199,6 +200,16 @@ def features(of: tuple[Feature, ...]) -> tuple[Row, list[Row]]:
     return ("index", "name", "meaning", "unit", "range", "flag"), rows
 
 
+def arguments() -> tuple[Row, list[Row]]:
+    """Arguments of the Gymnasium environment, by its docstring."""
+    meanings = dict(re.findall(r"^``(\w+)``: (.*)$", inspect.getdoc(PipelineEnv.__init__) or "", re.MULTILINE))
+    rows = [
+        [name, f"`{one.default!r}`".replace("'", '"'), _sentence(meanings[name].replace("``", "`"))]
+        for name, one in inspect.signature(PipelineEnv).parameters.items()
+    ]
+    return ("argument", "default", "meaning"), rows
+
+
 def columns(schema: pa.Schema, meanings: Mapping[str, str]) -> tuple[Row, list[Row]]:
     """Columns of one kind of the logger's files; a configuration's columns of one side are one row."""
     rows = []
@@ -266,6 +277,7 @@ TABLES: dict[str, Callable[[], tuple[Row, list[Row]]]] = {
     "features-pipeline": lambda: features(PIPELINE_FEATURES),
     "features-staffing-node": lambda: features(STANDBY_FEATURES),
     "features-staffing-pipeline": lambda: features(ARRIVAL_FEATURES),
+    "environment": arguments,
     "burst": lambda: (("setting", "default", "meaning"), _settings(Burst)),
 }
 

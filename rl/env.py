@@ -67,10 +67,22 @@ class PipelineEnv(gymnasium.Env[Observed, NDArray[np.int64]]):
         cache: Path | None = None,
         data: Path | None = None,
     ) -> None:
-        """``workload``: one of the paper's by name, or any. ``start``: of every expert; without it the evaluation's
-        (found by a search, kept in ``cache``). ``relative_slo``: λ as so many times the P95 of steady requests with
-        unlimited capacity. ``data``: folder of the public traces. The rest is as in ``rl.episodes.Clip``; hours for
-        which ``world`` has no room are passed over. Raises EvaluationError."""
+        """Raises EvaluationError.
+
+        ``workload``: one of the paper's six by name, or a ``Workload``.
+        ``pattern``: ``slow``, ``normal``, ``bursty`` or ``diurnal``.
+        ``split``: set that clips are from, or ``"validation"``.
+        ``mean_rps``: requests per second.
+        ``tokens``: mean tokens of a request; 0: the workload's.
+        ``seconds``: length of an episode.
+        ``window_s``: length of a window.
+        ``world``: cluster; hours for which it has no room are passed over.
+        ``relative_slo``: λ over the P95 of steady requests with unlimited capacity; None: the workload's λ.
+        ``settings``: of the reward; None: its defaults.
+        ``start``: configuration of every expert at the start; None: the evaluation's, which a search finds.
+        ``cache``: folder that keeps such starts, which take seconds to find.
+        ``data``: folder of the public traces; None: the usual one, else synthetic arrivals.
+        """
         name = workload if isinstance(workload, str) else workload.name
         self._clip = Clip(name, pattern, 0, split, mean_rps, tokens, seconds, window_s, world=world)
         self._settings, self._start, self._cache, self._data = settings, start, cache, data

@@ -62,6 +62,6 @@ def test_the_observation_s_keys_are_those_of_the_space() -> None:
 
 
 def test_every_argument_of_the_environment_is_listed_with_its_default() -> None:
-    known = list(inspect.signature(PipelineEnv).parameters.values())
-    expected = [(f"`{one.name}`", f"`{one.default!r}`".replace("'", '"')) for one in known]
-    assert [(row[0], row[1]) for row in rows("`rl.env:` imports")] == expected
+    listed = {name: (default, meaning) for name, default, meaning in TABLES["environment"]()[1]}
+    assert list(listed) == list(inspect.signature(PipelineEnv).parameters)
+    assert listed["pattern"] == ('`"bursty"`', "`slow`, `normal`, `bursty` or `diurnal`.")
