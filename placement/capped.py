@@ -264,7 +264,7 @@ def _search(
             layout.counts[:] = counts
             weigh(layout, tokens)
             _pair(layout, together)
-        if budget > 0:
+        if budget > 0 and least > 0:
             random = _kick(layout, cap, random, together)
 
 

@@ -28,6 +28,7 @@ from traces.model import Trace
 from traces.replay import Progress, ReplayResult, ReplaySettings, replay
 from traces.results import CsvSink
 
+STOPPING = (signal.SIGINT, signal.SIGTERM)
 BEFORE_S = 10.0
 """A controller is there before its load: what it orders without any has this long to come about."""
 
@@ -120,17 +121,20 @@ class ScaledReplay:
                 daemon=True,
             )
             work.start()
+            before = {number: signal.getsignal(number) for number in STOPPING}
             try:
                 stop.wait(BEFORE_S)
                 with CsvSink(self.out / "requests.csv") as sink:
                     return asyncio.run(self._replay(replay_settings, sink, on_progress))
             finally:
+                for number, handler in before.items():  # a loop that closes leaves the system's
+                    signal.signal(number, handler)
                 stop.set()
                 work.join(30)
 
     async def _replay(self, settings: ReplaySettings, sink: CsvSink, show: Callable[[Progress], None]) -> ReplayResult:
         stop = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in STOPPING:
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         started: list[Progress] = []
 

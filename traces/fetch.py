@@ -77,13 +77,13 @@ def fetch(
     progress: Progress = lambda done, total: None,
 ) -> Fetched:
     """The published file in ``folder/NAME/``. Raises FetchError: a sentence with what to do next."""
-    target = what.path_in(folder)
-    present = _already_there(what, target)
+    target, settings = what.path_in(folder), settings or FetchSettings()
+    present = _already_there(what, target, settings.check)
     if present is not None:
         return present
     refusals: list[str] = []
     for address in what.addresses:
-        download = Download(what, address, target, settings or FetchSettings(), progress)
+        download = Download(what, address, target, settings, progress)
         try:
             return download.run()
         except NotHereError as error:
@@ -228,12 +228,14 @@ class _Bar:
         self._done = 0
 
 
-def _already_there(what: Published, target: Path) -> Fetched | None:
-    """The record of a file that is on disk and has the checksum it had then. Raises FetchError when it changed."""
+def _already_there(what: Published, target: Path, check: bool) -> Fetched | None:
+    """The record of a file that is on disk and has the checksum it had then; one that was taken without a ``check`` is
+    compared with the published one now. Raises FetchError when it changed, or is another."""
     if not target.is_file():
         return None
     sha256, record = digest_of(target, "sha256"), _read_json(_record_path(target))
-    if record.get("sha256") == sha256:
+    unchecked = check and what.checksum is not None and record.get("checked") == "nothing"
+    if record.get("sha256") == sha256 and not unchecked:
         fields = ("address", "bytes", "checked", "licence", "fetched_at")
         recorded = {key: record.get(key, "") for key in fields}
         return Fetched(name=what.name, path=target, sha256=sha256, was_there=True, **recorded)

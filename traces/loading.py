@@ -105,7 +105,7 @@ def load(
 ) -> Trace:
     """A trace out of any known file, packed or not.
 
-    ``row``: function, model or client (a leading part is enough); without it the busiest function or client is
+    ``row``: function, model (a leading part is enough) or client; without it the busiest function or client is
     taken of formats that hold no requests, and all requests of formats that do. ``start_s`` and ``duration_s`` clip
     it, in seconds of the file (for per-minute counts 0 is the first minute of its first day). ``placement`` sets
     how per-minute counts become times, see :mod:`traces.arrival_process`. ``lengths``: table that ServeGen's requests
@@ -189,6 +189,9 @@ def _load_servegen(
     windows = list(servegen.read_windows(path, client))
     if not windows:
         raise NoMatchError(f"{path}: there is no client {client!r} with an active window")
+    for name, seconds in (("start", start_s), ("duration", duration_s)):
+        if seconds is not None and seconds != int(seconds):
+            raise TraceError(f"{path}: the {name} of a ServeGen clip is whole seconds; got {seconds:g}")
     begin = int(start_s) if start_s is not None else min(window.window_start_s for window in windows)
     length = int(duration_s) if duration_s is not None else 3600
     drawn_from = None if lengths is None else servegen_lengths.lengths_of(lengths, path, windows[0].client)

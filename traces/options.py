@@ -29,7 +29,7 @@ def clip_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Which part of a file is meant."""
     for option in reversed(
         [
-            click.option("--row", help="Function, RowId or client (a leading part is enough)."),
+            click.option("--row", help="Function, RowId (a leading part is enough) or client."),
             click.option("--start-s", type=click.FloatRange(min=0), help="Begin of the clip in seconds."),
             click.option("--duration-s", type=click.FloatRange(min=0, min_open=True), help="Its length."),
         ]

@@ -40,6 +40,8 @@ OPPONENTS = (
     *("hpa", "hpa+burst", "vpa", "kpa", "keda", "apa", "slo-aware", "last-window", "last-window+burst"),
 )
 ALL = "all"
+SECONDS = 600.0
+"""Of each test hour, where no pipeline is given."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,9 @@ class CompareSettings(GridSettings):
     the opponents of the short setting, so all,mine.py:make adds yours."""
     out: Path = Path("out/compare")
     """Folder of the results; what is there is not computed again."""
-    seconds: Annotated[float | None, Field(ge=10, le=86400)] = 600.0
-    """Length of each test hour's part that is replayed, in seconds; with --pipeline at most an hour of the trace."""
+    seconds: Annotated[float | None, Field(ge=10, le=86400)] = None
+    """Length of each test hour's part that is replayed, in seconds. [default: 600; with --pipeline at most an hour of
+    the trace]"""
     trials: Annotated[int, Field(ge=3, le=100_000)] = 60
     """Most deployments that a search of a plan judges."""
     tune_seconds: Annotated[float, Flag("--tune-seconds"), Field(ge=10, le=86400)] = 600.0
@@ -86,8 +89,8 @@ def compare(**options: Any) -> None:
     named = [name for name in given["policies"] if name != ALL]
     names = [name for one in given["policies"] for name in (OPPONENTS if one == ALL else (one,))]
     given["policies"] = tuple(dict.fromkeys(names))
-    if custom is not None and given["seconds"] == CompareSettings.seconds:
-        given["seconds"] = None
+    if custom is None and given["seconds"] is None:
+        given["seconds"] = SECONDS
     try:
         grid = grid_of(options, given, custom)
         with progress_bar(console) as bar:

@@ -196,6 +196,8 @@ def _run(settings: RunSettings, next_step: str) -> None:
         paths = _report(settings, policy, manifest, trace, chosen.source, result, slo_s, since_s, parity, baseline)
     report = f"report      {paths.html} (numbers: {paths.json})"
     print_lines(console, (*closing(paths.numbers, slo_s), report, f"next        {next_step}"))
+    if not result.summary["complete"]:
+        raise SystemExit(130)
     if settings.fail_on_miss and not kept(paths.numbers, slo_s):
         raise SmoeError("the SLO was missed (--fail-on-miss)")
 
@@ -237,11 +239,14 @@ def default_slo_s(settings: RunSettings, manifest: Manifest, directory: Path, te
 
 
 def measure_baseline(scaled: ScaledReplay, client: GatewayClient, console: Console) -> dict[str, Any]:
-    """What the same prompts meet where nothing is scaled."""
+    """What the same prompts meet where nothing is scaled. Raises SystemExit where it was stopped: a part of them is no
+    baseline."""
     console.print("first as deployed, nothing scaled:")
     static = replace(scaled, policy="static", policy_settings={}, plan=None, out=scaled.out / "baseline")
     since_s = time.time()
-    static.run(client, console)
+    if not static.run(client, console).summary["complete"]:
+        console.print("stopped before the run that is scaled; there is nothing to report")
+        raise SystemExit(130)
     return summary_of(static.out / "log", static.out / "requests.csv", scaled.slo_s, since_s)
 
 

@@ -21,9 +21,15 @@ def closing(numbers: Mapping[str, Any], slo_s: float) -> list[str]:
 
 
 def kept(numbers: Mapping[str, Any], slo_s: float) -> bool:
-    """Whether anything was answered, and its P95 was within the SLO."""
-    latency = numbers["requests"]["latency_s"]
-    return latency is not None and bool(latency["p95"] <= slo_s)
+    """Whether anything was answered, and its P95 was within the SLO, failed requests being later than any."""
+    requests = numbers["requests"]
+    latency = requests["latency_s"]
+    return latency is not None and bool(latency["p95"] <= slo_s) and not _too_many_failed(requests)
+
+
+def _too_many_failed(requests: Mapping[str, Any]) -> bool:
+    """More than one in twenty: what was answered does not make up for them, however quick."""
+    return bool(requests["failed"] > 0.05 * (requests["ok"] + requests["failed"]))
 
 
 def verdict(numbers: Mapping[str, Any], slo_s: float) -> str:
@@ -36,7 +42,7 @@ def verdict(numbers: Mapping[str, Any], slo_s: float) -> str:
     p95_s, replicas = latency["p95"], numbers["replicas"]
     parts = [
         f"{policy} {'kept' if kept(numbers, slo_s) else 'missed'} the SLO: "
-        f"P95 {duration(p95_s)} of {duration(slo_s)}{_at_cost(numbers)}.",
+        f"P95 {duration(p95_s)} of {duration(slo_s)}{_lost(numbers['requests'], slo_s)}{_at_cost(numbers)}.",
         f"{replicas['experts_scaled']} experts were scaled, up to {replicas['different_at_once']} different numbers of "
         "replicas at once.",
     ]
@@ -49,6 +55,13 @@ def verdict(numbers: Mapping[str, Any], slo_s: float) -> str:
         )
         parts[-1] += "missed." if over else "kept too, so nothing had to be scaled for it."
     return " ".join(parts)
+
+
+def _lost(requests: Mapping[str, Any], slo_s: float) -> str:
+    """Why answers within the SLO do not keep it, where they are."""
+    if requests["latency_s"]["p95"] > slo_s or not _too_many_failed(requests):
+        return ""
+    return f" of what was answered, and {requests['failed']} of {requests['ok'] + requests['failed']} requests failed"
 
 
 def _at_cost(numbers: Mapping[str, Any]) -> str:
@@ -73,7 +86,7 @@ def _latency(numbers: Mapping[str, Any], slo_s: float) -> str:
     if latency is None:
         return f"P95         nothing was answered; the SLO was {duration(slo_s)}"
     over = latency["p95"] / slo_s - 1
-    verdict = "MISSED" if over > 0 else "kept"
+    verdict = "kept" if kept(numbers, slo_s) else "MISSED"
     part = f"{abs(over):.0%} {'above' if over > 0 else 'below'}"
     return (
         f"P95         {duration(latency['p95'])}, {part} the SLO of {duration(slo_s)}: {verdict}; "

@@ -68,13 +68,13 @@ def test_no_node_bears_more_than_the_slack_allows() -> None:
 
 
 def test_a_second_replica_that_only_adds_co_activation_gives_way() -> None:
-    """Experts 1 and 2 must each share a node with a replica of 0 unless one of these goes."""
+    """Experts 1 and 2 must each share a node with a replica of 0 unless one of these goes: then they share one."""
     together = np.zeros((1, 3, 3), dtype=np.float32)
     together[0, 0, 1] = together[0, 1, 0] = 100
     together[0, 0, 2] = together[0, 2, 0] = 1
     load = np.array([[10.0, 1.0, 1.0]])
     placed = place(load, together, Nodes(2, 2), slack=1.0, effort=50)
-    assert pairs(placed.held, Activations(load, together)).tolist() == [1.0]
+    assert pairs(placed.held, Activations(load, together)).tolist() == [0.0]
 
 
 def test_more_effort_is_never_worse(known: Known) -> None:
@@ -123,3 +123,22 @@ def test_an_expert_that_eplb_puts_twice_on_a_node_stands_there_once() -> None:
     placed = place(load, together, Nodes(3, 3))
     check(placed.held, 3)
     assert token_load(placed.held, load).max() <= token_load(once(balanced(load, 3, 3)), load).max() + 1e-6
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_layout_without_any_co_activation_is_kept_once_it_is_met(seed: int) -> None:
+    """Few pairs of eight experts on four nodes of two: where a pairing apart from all of them exists, it is the result,
+    and not what a further perturbation made of it."""
+    rng = np.random.default_rng(seed)
+    together = np.triu((rng.random((1, 8, 8)) < 0.25) * rng.integers(1, 9, (1, 8, 8)), 1).astype(np.float32)
+    together = np.ascontiguousarray(together + together.transpose(0, 2, 1))
+
+    def apart(rest: list[int]) -> bool:
+        """Whether these experts can be paired without a co-activation."""
+        return not rest or any(
+            not together[0, rest[0], other] and apart([one for one in rest[1:] if one != other]) for other in rest[1:]
+        )
+
+    placed = place(np.full((1, 8), 10.0), together, Nodes(4, 2), slack=1.0, effort=3000)
+    worst = pairs(placed.held, Activations(np.full((1, 8), 10.0), together)).max()
+    assert (worst == 0) == apart(list(range(8)))

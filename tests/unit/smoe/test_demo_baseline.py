@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -35,6 +36,7 @@ class Recorded(ScaledReplay):
         RUNS.append(self)
         self.out.mkdir(parents=True)
         (self.out / "requests.csv").write_text("")
+        return SimpleNamespace(summary={"complete": self.seed == 7})
 
 
 def test_the_baseline_replays_the_same_requests_under_static_into_a_folder_of_its_own(
@@ -51,20 +53,23 @@ def test_the_baseline_replays_the_same_requests_under_static_into_a_folder_of_it
     assert (run.policy, run.policy_settings, run.out) == ("static", {}, tmp_path / "out" / "baseline")
     assert (run.trace, run.texts, run.seed, run.slo_s) == (trace, ["a"], 7, 0.3)
     assert summary == [tmp_path / "out" / "baseline" / "log", True, 0.3]
+    with pytest.raises(SystemExit, match="130"):  # stopped: a part of the prompts is no baseline of all
+        demo.measure_baseline(replace(scaled, seed=8, out=tmp_path / "stopped"), None, Console(file=StringIO()))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("latency_s", "expected"),
+    ("latency_s", "failed", "expected"),
     [
-        pytest.param({"p95": 0.5}, True, id="at the SLO"),
-        pytest.param({"p95": 0.501}, False, id="above it"),
-        pytest.param(None, False, id="nothing answered"),
+        pytest.param({"p95": 0.5}, 5, True, id="at the SLO, one in twenty failed"),
+        pytest.param({"p95": 0.1}, 6, False, id="quick answers, and more failed"),
+        pytest.param({"p95": 0.501}, 0, False, id="above it"),
+        pytest.param(None, 0, False, id="nothing answered"),
     ],
 )
 def test_a_run_that_misses_the_slo_or_answers_nothing_fails_where_that_is_asked_for(
-    latency_s: dict[str, float] | None, expected: bool
+    latency_s: dict[str, float] | None, failed: int, expected: bool
 ) -> None:
-    assert kept({"requests": {"latency_s": latency_s}}, 0.5) is expected
+    assert kept({"requests": {"latency_s": latency_s, "ok": 95, "failed": failed}}, 0.5) is expected
 
 
 @pytest.mark.parametrize(
@@ -84,7 +89,7 @@ def test_the_exit_status_says_that_the_slo_was_missed_where_that_is_asked_for(
         monkeypatch.setattr(demo, name, MagicMock())
     demo.ensure_pipeline.return_value = tmp_path, MagicMock(nodes=())  # type: ignore[attr-defined]
     demo._check_policy.return_value = "static", {}  # type: ignore[attr-defined]
-    numbers = {"requests": {"latency_s": {"p95": p95_s}}}
+    numbers = {"requests": {"latency_s": {"p95": p95_s}, "ok": 1, "failed": 0}}
     demo._report.return_value = MagicMock(numbers=numbers)  # type: ignore[attr-defined]
     order = ["run", "--slo-ms", "500", "--out", str(tmp_path / "out"), "--state", str(tmp_path), *flags]
     ended = CliRunner().invoke(cli, order)

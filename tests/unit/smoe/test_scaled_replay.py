@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -19,6 +21,7 @@ from traces.model import Trace
 
 class Replayed(scaled_replay.ScaledReplay):
     async def _replay(self, *_: Any) -> Any:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, str)  # closing the loop takes it away
         return "what was replayed"
 
 
@@ -38,6 +41,11 @@ def test_the_last_window_is_over_before_the_replay_returns(tmp_path: Path, monke
     trace = Trace(arrival_s=np.array([0.0]), duration_s=1.0, source="one", sha256="")
     one = Replayed("minilm", tmp_path, tmp_path, tmp_path, trace, ["a"], 0.3, "static", {}, 5.0, 4, 7)
     client: Any = SimpleNamespace(url="http://127.0.0.1:1")
-    result: Any = one.run(client, Console(file=StringIO()))
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        result: Any = one.run(client, Console(file=StringIO()))
+        assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler, "what comes next can be stopped, too"
+    finally:
+        signal.signal(signal.SIGTERM, before)
     returned.set()
     assert result == "what was replayed" and ended == ["in time"]

@@ -153,6 +153,16 @@ def test_a_sound_file_is_not_fetched_twice_and_a_changed_one_is_reported(server:
         run(what(server.address), tmp_path)
 
 
+def test_a_file_that_was_taken_without_a_check_is_checked_when_it_is_asked_for_with_one(
+    server: Script, tmp_path: Path
+) -> None:
+    server.content = b"another"
+    assert run(what(server.address, checksum=Checksum("sha256", SHA256)), tmp_path, check=False).checked == "nothing"
+    with pytest.raises(FetchError, match="is not what was fetched or published"):
+        run(what(server.address, checksum=Checksum("sha256", SHA256)), tmp_path)
+    assert run(what(server.address, checksum=Checksum("sha256", SHA256)), tmp_path, check=False).was_there
+
+
 def test_a_published_file_put_there_by_hand_is_known(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "one.csv").write_bytes(CONTENT)

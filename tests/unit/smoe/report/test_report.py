@@ -8,6 +8,7 @@ import json
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -301,6 +302,11 @@ def test_a_layers_shares_add_up_to_one(tokens: dict[tuple[int, int], float]) -> 
         assert set(shares) == {str(e) for la, e in tokens if str(la) == layer}
 
 
+def many(numbers: dict[str, Any]) -> dict[str, Any]:
+    """The same run, had so many more requests been answered that one that failed is none in twenty."""
+    return {**numbers, "requests": {**numbers["requests"], "ok": 19}}
+
+
 def test_the_closing_lines_say_plainly_whether_the_slo_was_kept(log_dir: Path) -> None:
     run = Run(*read_log(log_dir), tuple(REQUESTS))
     assert closing(compute(run, 0.15, {}), 0.15) == [
@@ -313,7 +319,10 @@ def test_the_closing_lines_say_plainly_whether_the_slo_was_kept(log_dir: Path) -
         "verdict     the policy missed the SLO: P95 285 ms of 150 ms, at $2.88 an hour. 0 experts were scaled, up to 2 "
         "different numbers of replicas at once.",
     ]
-    assert "below the SLO of 400 ms: kept" in closing(compute(run, 0.4, {}), 0.4)[1]
+    few = compute(run, 0.4, {})
+    assert "below the SLO of 400 ms: MISSED" in closing(few, 0.4)[1]
+    assert "P95 285 ms of 400 ms of what was answered, and 1 of 5 requests failed" in verdict(few, 0.4)
+    assert "below the SLO of 400 ms: kept" in closing(many(few), 0.4)[1]
 
 
 @pytest.mark.parametrize(("baseline_p95_s", "says"), [(3.0, "3000 ms, at $2.00 an hour: missed."), (0.1, "kept too")])
@@ -322,7 +331,7 @@ def test_the_verdict_stands_beside_what_happens_without_scaling(
 ) -> None:
     baseline = {"p95_s": baseline_p95_s, "provisioned_per_hour": 2.0}
     numbers = compute(Run(*read_log(log_dir), tuple(REQUESTS)), 0.4, {"policy": "hpa", "baseline": baseline})
-    sentence = verdict(numbers, 0.4)
+    sentence = verdict(many(numbers), 0.4)
     assert sentence.startswith("hpa kept the SLO: P95 285 ms of 400 ms, at $2.88 an hour.")
     assert says in sentence
 
