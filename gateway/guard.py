@@ -19,10 +19,8 @@ from typing import Any, Literal, cast
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from platform_words.connections import OpenConnections, allowed
+from platform_words.connections import SLOWEST_BYTES_S, OpenConnections, allowed
 
-SLOWEST_BYTES_S = 16 * 1024
-"""What a body that takes longer than its time has to bring: so large ones may go on, and trickling ones do not."""
 BEHIND_BYTES = 2 << 20
 """What waits in this process behind the bytes that a client does not take: pieces of the reply on their way here. By
 the memory that 300 such clients took: 157 MiB at a bound of 128, with half of it 256."""
@@ -40,7 +38,7 @@ class RequestBounds:
     body_timeout_s: float = 60.0
     """Time of a body; one that brings ``SLOWEST_BYTES_S`` on average goes on for as long again."""
     taken_within_s: float = 60.0
-    """A client that takes nothing more of its reply for so long is cut off."""
+    """A client that takes less than ``SLOWEST_BYTES_S`` of its reply for so long is cut off."""
     head_bytes: int = 64 * 1024
     """Most bytes of request target and headers together."""
     linger_s: float = 0.5
@@ -89,6 +87,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._body_size = 0
         """What came of a body since its time runs."""
         self._untaken: asyncio.TimerHandle | None = None
+        self._left_before = 0
+        """What was left of the reply when the time to take it last began."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))  # uvloop's does not derive from it
@@ -103,12 +103,23 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._untaken = self.loop.call_later(self.bounds.taken_within_s, self.transport.abort)
+        self._arm_untaken()
         self.untaken.add(self, self.transport.get_write_buffer_size() + BEHIND_BYTES)
 
     def resume_writing(self) -> None:
         self._taken()
         super().resume_writing()
+
+    def _arm_untaken(self) -> None:
+        self._left_before = self.transport.get_write_buffer_size()
+        self._untaken = self.loop.call_later(self.bounds.taken_within_s, self._look_at_untaken)
+
+    def _look_at_untaken(self) -> None:
+        taken = self._left_before - self.transport.get_write_buffer_size()
+        if taken >= SLOWEST_BYTES_S * self.bounds.taken_within_s:
+            self._arm_untaken()
+        else:
+            self.transport.abort()
 
     def _taken(self) -> None:
         self.untaken.remove(self)

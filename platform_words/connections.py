@@ -16,6 +16,9 @@ SPARE = 32
 lives has to get through while all others have calls under way."""
 KEEP_ALIVE_S = 75.0
 """A connection that is idle for so long is closed, as nginx does by default."""
+SLOWEST_BYTES_S = 16 * 1024
+"""What a body or a reply that takes longer than its time has to bring: so large ones may go on, and trickling ones do
+not."""
 _LOG_EVERY_S = 10.0
 
 log = logging.getLogger(__name__)

@@ -69,7 +69,7 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
-        # uvloop then writes at once, not when all that is ready has run
+        # uvloop before 0.23 then writes at once, not when all that is ready has run
         transport.set_write_buffer_limits(0)  # type: ignore[attr-defined]
         self._socket = transport.get_extra_info("socket")
         if self._socket is not None:
@@ -113,9 +113,11 @@ class HttpConnection(asyncio.Protocol):
             waiter.set_result(RawReply(status, self._headers, self._body))
 
     def close(self) -> None:
+        """Without what is left of a body: once the call has ended nobody needs it, and a peer that reads nothing would
+        have it kept here."""
         self.usable = False
         if self._transport is not None:
-            self._transport.close()
+            self._transport.abort()
 
     async def call(self, head: bytes, chunks: Sequence[Body], timeout_s: float, silence_s: float = 0.0) -> RawReply:
         """Send one request and wait for its reply, no longer than the other machine is silent for ``silence_s`` (0:
@@ -143,9 +145,7 @@ class HttpConnection(asyncio.Protocol):
     def _fall_silent(self, silent_s: float) -> None:
         message = f"the other machine has acknowledged nothing for {silent_s:.1f} s"
         self._end(SilentPeerError(message, reason="silent", begun=self._begun))
-        self.usable = False
-        if self._transport is not None:
-            self._transport.abort()
+        self.close()
 
     def _expire(self) -> None:
         self._end(ReplyTimeoutError("no reply in time", reason="timeout"))

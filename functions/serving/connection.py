@@ -23,6 +23,7 @@ from functions.wire.messages import (
     pieces,
     set_deadline,
 )
+from platform_words.connections import SLOWEST_BYTES_S
 
 if TYPE_CHECKING:
     from functions.serving.server import FunctionServer
@@ -36,7 +37,8 @@ LOOK_AGAIN_S = 0.5
 LINGER_S = 2.0
 """A refused client may go on sending for so long."""
 TAKEN_WITHIN_S = 60.0
-"""A client that does not take a reply for this long is cut off: what it leaves here is memory."""
+"""A client that takes less than ``SLOWEST_BYTES_S`` of its replies for this long is cut off: what it leaves here is
+memory."""
 
 
 class Connection(asyncio.Protocol):
@@ -59,9 +61,13 @@ class Connection(asyncio.Protocol):
         self._head_whole = self._ended_here = False
         self._deadline: asyncio.TimerHandle | None = None
         """When the head or body that has not come whole is late."""
+        self._body_before = 0
+        """What had come of the body when its time last began."""
         self._unsent_bytes = 0
         """What the client has not taken yet of replies."""
         self._untaken: asyncio.TimerHandle | None = None
+        self._left_before = 0
+        """What was left of replies when the time to take them last began, and what was added since."""
         self._refused: Reply | None = None
         self._current: Request | None = None
         self._receiving = False
@@ -74,7 +80,8 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "writelines")
         self._transport = transport  # type: ignore[assignment]
-        # as in HttpConnection: replies go out at once
+        # Any byte that the client does not take pauses writing: what is left of replies then counts, has its time and
+        # holds streams back. And replies go out at once, as in HttpConnection.
         transport.set_write_buffer_limits(0)  # type: ignore[attr-defined]
         self._server.clients.made(self, self._loop.time())
 
@@ -109,7 +116,7 @@ class Connection(asyncio.Protocol):
         the parser holds until a header ends."""
         if self._head_whole:
             if self._deadline is None:
-                self._deadline = self._loop.call_later(self._server.settings.body_s, self._look_again, "body")
+                self._arm_body(0)
             return
         if not self._ended_here:  # else these bytes are of an earlier request, too
             self._head_seen += size
@@ -123,11 +130,20 @@ class Connection(asyncio.Protocol):
             if self._deadline is None:
                 self._deadline = self._loop.call_later(self._server.settings.head_s, self._look_again, "head")
 
+    def _arm_body(self, before: int) -> None:
+        self._body_before = before
+        self._deadline = self._loop.call_later(self._server.settings.body_s, self._look_again, "body")
+
     def _look_again(self, part: str) -> None:
         self._deadline = self._loop.call_later(LOOK_AGAIN_S, self._late, part)
 
     def _late(self, part: str) -> None:
         settings = self._server.settings
+        if part == "body" and (
+            self._paused or len(self._body) - self._body_before >= SLOWEST_BYTES_S * settings.body_s
+        ):  # this server itself does not read now, or the body is large
+            self._arm_body(len(self._body))
+            return
         seconds = settings.head_s if part == "head" else settings.body_s
         self._fail(408, "slow", f"the request's {part} did not come within {seconds:g} s")
 
@@ -156,15 +172,24 @@ class Connection(asyncio.Protocol):
         """The client does not read its replies: take no more requests from it, and no more of a stream."""
         self._writable.clear()
         self._pause_reading()
-        self._untaken = self._loop.call_later(TAKEN_WITHIN_S, self._cut_off)
+        self._arm_untaken()
 
     def resume_writing(self) -> None:
         self._writable.set()
         self._taken()
         self._resume_reading()
 
-    def _cut_off(self) -> None:
-        if self._transport is not None:
+    def _arm_untaken(self) -> None:
+        assert self._transport is not None
+        self._left_before = self._transport.get_write_buffer_size()
+        self._untaken = self._loop.call_later(TAKEN_WITHIN_S, self._look_at_untaken)
+
+    def _look_at_untaken(self) -> None:
+        if self._transport is None:
+            return
+        if self._left_before - self._transport.get_write_buffer_size() >= SLOWEST_BYTES_S * TAKEN_WITHIN_S:
+            self._arm_untaken()
+        else:
             self._transport.abort()
 
     def _taken(self) -> None:
@@ -323,6 +348,8 @@ class Connection(asyncio.Protocol):
         chunks: list[Body] = [head_bytes(reply, request_id, keep_alive)]
         if not head:
             chunks += reply.chunks
+        if not self._writable.is_set():
+            self._left_before += sum(map(len, chunks))
         self._transport.writelines(pieces(chunks))
         if not self._writable.is_set():
             size = sum(map(len, reply.chunks))

@@ -51,7 +51,7 @@ class ServerSettings:
     head_s: float = 10.0
     """From the first byte of a request until its head has come."""
     body_s: float = 60.0
-    """From there until its body has come."""
+    """From there until its body has come; one that brings ``SLOWEST_BYTES_S`` on average goes on for as long again."""
     keep_alive_s: float = KEEP_ALIVE_S
     """How long a connection may be idle."""
     settle_s: float = 0.2

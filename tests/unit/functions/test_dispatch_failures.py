@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from functions.dispatch.client import TransportError
+from functions.dispatch.client import HttpConnection, ReplyTimeoutError, TransportError
 from functions.dispatch.dispatcher import MAX_ATTEMPTS, CallRecord
 from functions.dispatch.replicas import FunctionReplicas, ReplicaAddress
 from functions.wire.errors import (
@@ -21,7 +22,7 @@ from functions.wire.errors import (
 )
 from functions.wire.messages import Reply, Request, error_reply
 from tests.unit.functions.callers import DEAD, Caller, refusing
-from tests.unit.functions.conftest import Held, Scripted, echo
+from tests.unit.functions.conftest import Held, Scripted, echo, turns
 
 
 async def test_an_unreachable_replica_is_set_aside_and_the_call_repeated(caller: Caller, start: Any) -> None:
@@ -171,6 +172,22 @@ async def test_a_replica_that_drains_gets_only_calls_that_go_on_from_what_it_hol
 async def test_a_replica_that_was_never_ready_is_not_among_those_that_drain(caller: Caller) -> None:
     caller.dispatcher.update({"f": FunctionReplicas(0, (), draining=(ReplicaAddress("one", DEAD),))})
     assert caller.dispatcher.draining("f") == []
+
+
+@pytest.mark.parametrize("cancelled", [False, True], ids=["its time is over", "cancelled"])
+async def test_a_call_that_ends_keeps_nothing_of_a_body_that_is_not_read(cancelled: bool) -> None:
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as reads_nothing:
+        _, connection = await loop.create_connection(lambda: HttpConnection(loop), *reads_nothing.getsockname())
+        call = asyncio.ensure_future(connection.call(b"POST", [bytes(32 << 20)], 600.0 if cancelled else 0.0))
+        await turns(1)
+        assert connection._transport is not None and connection._transport.get_write_buffer_size()
+        if cancelled:
+            call.cancel()
+        with pytest.raises(asyncio.CancelledError if cancelled else ReplyTimeoutError):
+            await call
+        await turns(3)
+        assert connection._transport is None
 
 
 @pytest.mark.parametrize(

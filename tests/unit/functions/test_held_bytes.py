@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import sys
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 from functions import applications
 from functions.serving import connection
-from functions.serving.server import ServerSettings
+from functions.serving.server import FunctionServer, ServerSettings
 from functions.serving.settings import FunctionSettings
 from functions.wire.messages import Reply
 from moe.manifest import load
@@ -86,7 +89,7 @@ async def test_a_reply_that_is_not_taken_counts_until_it_is(start: Any) -> None:
 
 
 async def test_who_does_not_take_a_reply_is_cut_off(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "TAKEN_WITHIN_S", 0.0)
+    monkeypatch.setattr(connection, "TAKEN_WITHIN_S", 0.01)
     running = await start(Scripted(lambda _: Reply(200, (bytes(LARGE),), "text/plain")))
     _, writer = await asyncio.open_connection("127.0.0.1", running.port, limit=1024)
     writer.write(post())
@@ -98,6 +101,43 @@ async def test_who_does_not_take_a_reply_is_cut_off(start: Any, monkeypatch: pyt
     assert running.server.held_bytes == 0
     assert (await running.send(get("/_/health")))[0][0] == 200
     writer.close()
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_who_takes_a_reply_slowly_is_cut_off_once_it_takes_too_little(
+    run: Callable[[Coroutine[Any, Any, None]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time passes by hand."""
+    enough = 1 << 20
+    monkeypatch.setattr(connection, "TAKEN_WITHIN_S", 1000.0)
+    monkeypatch.setattr(connection, "SLOWEST_BYTES_S", enough / 1000)
+
+    async def story() -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        served = FunctionServer(Scripted(lambda _: Reply(200, (bytes(LARGE),), "text/plain")), ServerSettings())
+        await served.start(listener)
+        reader, writer = await asyncio.open_connection(*listener.getsockname(), limit=1024)
+        writer.write(post())
+        async with asyncio.timeout(100):
+            while not served.held_bytes:
+                await asyncio.sleep(0)
+            (client,) = served.connections
+            assert client._transport is not None
+            for _ in range(4):
+                left = client._transport.get_write_buffer_size()
+                while left - client._transport.get_write_buffer_size() < enough:
+                    await reader.readexactly(1 << 16)
+                client._look_at_untaken()
+                assert not client._transport.is_closing()
+            client._look_at_untaken()
+            while served.connections:
+                await asyncio.sleep(0)
+        assert served.held_bytes == 0
+        writer.close()
+        served.settings.drain_s = 0.0
+        await served.drain()
+
+    run(story())
 
 
 @pytest.mark.parametrize("node", ["segment-0", "segment-1", "expert-0-0"])

@@ -14,8 +14,9 @@ import pytest
 
 from functions.dispatch.client import ConnectionPool, request_head
 from functions.serving import connection
+from functions.wire.messages import Reply
 from platform_words import connections
-from platform_words.connections import allowed
+from platform_words.connections import SLOWEST_BYTES_S, allowed
 from tests.unit.functions.conftest import Held, Running, echo, get, post, read_reply, turns
 
 Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -98,6 +99,43 @@ async def test_a_body_has_its_time_from_its_head_on(start: Any, connect: Connect
     status, _, body = await read_reply(reader)
     assert (status, body) == (200, b"abc")
     writer.close()
+
+
+async def test_a_body_goes_on_for_as_long_as_it_brings_enough(start: Any, connect: Connect) -> None:
+    """Its time passes by hand."""
+    running = await start(echo(), body_s=FAR_S)
+    size = 2 * int(SLOWEST_BYTES_S * FAR_S)
+    raw = post(body=b"x" * size)
+    reader, _ = await connect(running, raw[: -size // 2])
+    async with asyncio.timeout(100):
+        while running.server.held_bytes < size // 2:
+            await asyncio.sleep(0)
+        (client,) = running.server.connections
+        client._late("body")
+        assert client._refused is None
+        client._late("body")
+        assert (await read_reply(reader))[0] == 408
+
+
+async def test_a_body_that_the_server_itself_does_not_read_is_not_late(start: Any, connect: Connect) -> None:
+    held = Held()
+    running = await start(held, body_s=FAR_S)
+    ahead = connection.MAX_PIPELINED + 2
+    reader, writer = await connect(running, post() * ahead + post(body=b"abc")[:-1])
+    await held.wait(1)
+    (client,) = running.server.connections
+    async with asyncio.timeout(100):
+        while not client._paused:
+            await asyncio.sleep(0)
+    client._late("body")
+    for count in range(1, ahead + 1):
+        await held.wait(count)
+        held.calls[count - 1][1](Reply(200, (b"done",), "text/plain"))
+        assert (await read_reply(reader))[0] == 200
+    writer.write(b"c")
+    await held.wait(ahead + 1)
+    held.calls[-1][1](Reply(200, (b"last",), "text/plain"))
+    assert (await read_reply(reader))[2] == b"last"
 
 
 async def test_an_idle_connection_is_closed_and_one_with_a_call_is_not(start: Any, connect: Connect) -> None:

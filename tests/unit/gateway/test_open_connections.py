@@ -10,8 +10,9 @@ from contextlib import ExitStack, suppress
 import pytest
 import uvicorn
 
-from gateway.guard import SLOWEST_BYTES_S, RequestBounds, guarded
+from gateway.guard import RequestBounds, guarded
 from gateway.serving import Server, listen
+from platform_words.connections import SLOWEST_BYTES_S
 from tests.doubles.fake_replica import FakeConnection, FakeRequest, reply
 from tests.unit.gateway.client import WAIT_S, ask, connect, parse, request
 from tests.unit.gateway.gateways import TIMEOUT_S, Running, Starter

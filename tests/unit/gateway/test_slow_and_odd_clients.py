@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.guard import RequestBounds, guarded
+from platform_words.connections import SLOWEST_BYTES_S
 from tests.doubles.fake_replica import FakeConnection, FakeRequest, reply
 from tests.parameters import examples
 from tests.unit.gateway.client import WAIT_S, connect, parse, request, send_raw
@@ -101,6 +102,14 @@ class Written(asyncio.Transport):
         self.data = b""
         self.closed = False
         self.ended = False
+        self.aborted = False
+        self.left = 0
+
+    def get_write_buffer_size(self) -> int:
+        return self.left
+
+    def abort(self) -> None:
+        self.aborted = True
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.data += data
@@ -127,6 +136,25 @@ async def test_headers_without_end_are_431_before_they_end(piece: bytes) -> None
     assert (transport.ended, transport.closed) == (True, False)  # the client may go on sending for a moment
     protocol.connection_lost(None)
     assert transport.data.startswith(b"HTTP/1.1 431 ")
+
+
+async def test_who_takes_a_reply_slowly_is_cut_off_once_it_takes_too_little() -> None:
+    """Its time passes by hand."""
+    bounds, most = RequestBounds(taken_within_s=1000.0), int(SLOWEST_BYTES_S * 1000.0)
+    config = uvicorn.Config(_nothing, lifespan="off", log_config=None)
+    protocol = guarded(bounds)(config, uvicorn.server.ServerState(), {})
+    transport = Written()
+    protocol.connection_made(transport)
+    transport.left = 4 * most
+    protocol.pause_writing()
+    for _ in range(3):
+        transport.left -= most
+        protocol._look_at_untaken()
+    assert not transport.aborted
+    transport.left -= most - 1
+    protocol._look_at_untaken()
+    assert transport.aborted
+    protocol.connection_lost(None)
 
 
 async def _nothing(scope: Any, receive: Any, send: Any) -> None:
