@@ -17,7 +17,7 @@ from http import HTTPStatus
 from typing import Any, Literal, cast
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from platform_words.connections import SLOWEST_BYTES_S, OpenConnections, allowed
 
@@ -74,6 +74,8 @@ class GuardedProtocol(HttpToolsProtocol):
     untaken: Untaken
     open_paths: tuple[bytes, ...] = ()
     """What is answered although there are too many connections: whether this server lives."""
+    ending = False
+    """The server ends soon: replies close their connections."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -89,6 +91,29 @@ class GuardedProtocol(HttpToolsProtocol):
         self._untaken: asyncio.TimerHandle | None = None
         self._left_before = 0
         """What was left of the reply when the time to take it last began."""
+        self._closes: RequestResponseCycle | None = None
+        """A reply that closes the connection because the server ends."""
+        self._over = False
+
+    @classmethod
+    def announce_end(cls) -> None:
+        """From now on replies close their connections, all those of this server."""
+        cls.ending = True
+        for connection in cls.clients.open:
+            connection._close_after_reply()
+
+    def _close_after_reply(self) -> None:
+        """With the reply that comes last so far, if its head is not sent."""
+        if self.cycle is None or self.cycle.response_started or not self.cycle.keep_alive:
+            return
+        self._closes = self.cycle
+        self.cycle.keep_alive = False
+
+    def shutdown(self) -> None:
+        """Close, but not before what has partly come is answered or late."""
+        self._over = True
+        if self._part == "idle" and (self.cycle is None or self.cycle.response_complete):
+            self.transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))  # uvloop's does not derive from it
@@ -215,7 +240,12 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         self._part = "body"
         self._disarm()
+        before = self.cycle
         super().on_headers_complete()
+        if self.ending:
+            if before is not None and before is self._closes and not before.response_started:
+                before.keep_alive = True  # for this request, which was sent before that reply
+            self._close_after_reply()
 
     def on_body(self, body: bytes) -> None:
         if not self._refused:
@@ -234,6 +264,8 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self._part == "idle" and self.cycle.response_complete:
             self.clients.waits(self, self.loop.time())
+            if self._over:  # although the reply's head, sent earlier, promised to keep the connection
+                self.transport.close()
 
     def _arm(self, timeout_s: float) -> None:
         self._disarm()

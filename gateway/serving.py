@@ -9,6 +9,7 @@ from typing import Any
 
 import uvicorn
 
+from gateway.draining import DrainingServer
 from gateway.guard import RequestBounds, guarded
 from gateway.settings import GatewaySettings
 from platform_words.connections import KEEP_ALIVE_S
@@ -28,7 +29,7 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-class Server(uvicorn.Server):
+class Server(DrainingServer):
     """Leaves signals to whoever runs several servers in one loop."""
 
     @contextlib.contextmanager
@@ -57,4 +58,4 @@ def build_server(app: Any, settings: GatewaySettings) -> Server:
         ws="none",
         proxy_headers=False,
     )
-    return Server(config)
+    return Server(config, settings.settle_s)

@@ -64,6 +64,8 @@ class GatewaySettings:
     callback_timeout_s: float = 10.0
     callback_targets: tuple[str, ...] = ()
     """Receivers that callbacks may go to (``HOST``, ``HOST:PORT``, ``*.DOMAIN``); empty: any."""
+    settle_s: float = 1.0
+    """While draining: how long replies announce that their connections end before idle ones do."""
     drain_s: float = 20.0
     cpu_scale: float = 1.0
     images: Mapping[str, str] = field(default_factory=dict)

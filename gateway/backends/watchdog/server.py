@@ -20,6 +20,7 @@ import uvicorn.protocols.http.httptools_impl
 
 from gateway.backends.watchdog import command
 from gateway.backends.watchdog.settings import WatchdogSettings, from_environment, live_max_inflight
+from gateway.draining import DrainingServer
 from gateway.guard import RequestBounds, guarded
 from platform_words.connections import KEEP_ALIVE_S
 from platform_words.headers import CALLER_KEY
@@ -32,6 +33,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 ALIVE_PATHS = (b"/_/health", b"/_/ready")
+SETTLE_S = 0.2
+"""As workers; callers turned away before."""
 _CALLER_KEY = CALLER_KEY.encode()
 _TEXT: Headers = [(b"content-type", b"text/plain; charset=utf-8")]
 _PLATFORM: Headers = [*_TEXT, (b"x-openfaas-internal", b"classic-watchdog")]
@@ -149,11 +152,11 @@ async def _reply(send: Send, status: int, body: bytes, headers: Headers) -> None
     await send({"type": "http.response.body", "body": body})
 
 
-class _Server(uvicorn.Server):
+class _Server(DrainingServer):
     """Reports when it accepts and marks the application as draining."""
 
     def __init__(self, config: uvicorn.Config, watchdog: Watchdog, ready: Callable[[], None]) -> None:
-        super().__init__(config)
+        super().__init__(config, SETTLE_S)
         self._watchdog = watchdog
         self._ready = ready
 

@@ -77,7 +77,7 @@ Starter = Callable[..., AbstractAsyncContextManager[Running]]
 @asynccontextmanager
 async def gateway_on(state: Path, backend: FakeBackend | None = None, **changes: Any) -> AsyncIterator[Running]:
     """A running gateway on a state folder; ``changes`` are settings."""
-    settings = GatewaySettings(state=state, **{"drain_s": 5.0, "start_wait_s": 5.0, **changes})
+    settings = GatewaySettings(state=state, **{"settle_s": 0.0, "drain_s": 5.0, "start_wait_s": 5.0, **changes})
     backend = backend or FakeBackend()
     credentials = ensure_credentials(settings)
     gateway = Gateway(settings, backend, credentials)

@@ -162,7 +162,7 @@ async def test_who_takes_nothing_of_a_reply_is_cut_off_and_who_takes_it_slowly_i
         return not protocol.clients.open
 
     config = uvicorn.Config(endless, http=protocol, loop="none", lifespan="off", log_config=None, ws="none")  # type: ignore[arg-type]
-    server, listener = Server(config), listen("127.0.0.1", 0)
+    server, listener = Server(config, 0.0), listen("127.0.0.1", 0)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     reader, writer = await asyncio.open_connection(*listener.getsockname(), limit=1024)
     writer.write(request("GET", "/", close=False))
