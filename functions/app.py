@@ -14,11 +14,13 @@ import os
 import signal
 import sys
 import threading
+import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
+from typing import Any
 
 import flask
 import uvloop
@@ -44,6 +46,8 @@ from moe.errors import MoeError
 log = logging.getLogger("functions.app")
 CLOSE_S = 5.0
 """Time in which cancelled work has to end."""
+LOOK_S = 0.02
+"""While draining: how often it is looked whether replies are sent."""
 
 _PROCESS = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 """One thread computes. torch reads this when it is first imported; NumPy was imported already, by the same variable of
@@ -214,17 +218,34 @@ def serve(app: FunctionApp, host: str, port: int, threads: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     signal.signal(signal.SIGHUP, lambda *_: app.reload())
+    connections: dict[int, Any] = {}
     front = waitress.create_server(
-        app, host=host, port=port, threads=threads, max_request_body_size=app.server.settings.max_body_bytes
+        app,
+        map=connections,
+        host=host,
+        port=port,
+        threads=threads,
+        max_request_body_size=app.server.settings.max_body_bytes,
     )
     thread = threading.Thread(target=front.run, name="waitress", daemon=True)
     thread.start()
     log.info("listening on %s:%d", host, port)
     while not stop.wait(1.0):  # a signal that comes just before a wait without end would never be seen
         pass
+    until_s = time.monotonic() + app.function_settings.write_timeout_s
     app.drain()
+    while _unanswered(connections) and time.monotonic() < until_s:
+        time.sleep(LOOK_S)
     front.close()
     app.close()
+
+
+def _unanswered(connections: Mapping[int, Any]) -> bool:
+    """Whether waitress has requests, or replies that are not sent whole: to the loop their calls are over once it has
+    answered. Its listener and its trigger are among the connections and have neither."""
+    return any(
+        getattr(one, "requests", ()) or getattr(one, "total_outbufs_len", 0) for one in list(connections.values())
+    )
 
 
 def main() -> int:

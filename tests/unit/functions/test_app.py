@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from benchmarks.harness.local_pipeline import LocalPipeline
-from functions.app import FunctionApp
+from functions.app import FunctionApp, serve
+from functions.serving.server import ServerSettings
 from functions.serving.settings import from_environment
 from functions.wire import format as wire
 from moe.manifest import load
@@ -240,3 +245,55 @@ def test_behind_a_watchdog_a_function_answers_until_the_watchdog_has_ended(bert:
         finally:
             with suppress(ProcessLookupError):
                 os.kill(function, signal.SIGKILL)
+
+
+class Answered:
+    """What ``serve`` needs of an application; its one reply is answered, and its drain over, before it is sent."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.server = SimpleNamespace(settings=ServerSettings())
+        self.function_settings = SimpleNamespace(write_timeout_s=100.0)
+        self.answered, self.drained, self.closed = threading.Event(), threading.Event(), threading.Event()
+
+    def __call__(self, environ: dict[str, str], start_response: Callable[..., object]) -> Iterator[bytes]:
+        start_response("200 OK", [("content-length", str(self.size))])
+        yield bytes(self.size)
+        self.answered.set()
+
+    def drain(self) -> None:
+        self.drained.set()
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def test_a_function_ends_once_its_last_reply_is_sent() -> None:
+    app = Answered(12 << 20)  # more than the sockets take, less than waitress holds back
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    def call() -> bytes:
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.settimeout(100)
+        until(lambda: client.connect_ex(("127.0.0.1", port)) in (0, errno.EISCONN))
+        with client:
+            client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            assert app.answered.wait(100)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert app.drained.wait(100)
+            assert not app.closed.wait(0.5)
+            return b"".join(iter(lambda: client.recv(1 << 20), b""))
+
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    handlers = [signal.getsignal(number) for number in numbers]
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            reply = thread.submit(call)
+            serve(app, "127.0.0.1", port, 1)  # type: ignore[arg-type]
+        finally:
+            for number, handler in zip(numbers, handlers, strict=True):
+                signal.signal(number, handler)
+        assert len(reply.result().partition(b"\r\n\r\n")[2]) == app.size
+    assert app.closed.is_set()
