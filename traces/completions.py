@@ -159,7 +159,7 @@ async def read_stream(lines: AsyncIterable[bytes], clock: Callable[[], float]) -
         if data == b"[DONE]":
             return Streamed(first_s, last_s, events if counted is None else counted)
         has_text, is_piece, usage = _event(data)
-        if is_piece:
+        if has_text or (is_piece and not events):  # an end alone, after the last token's text, is no token
             first_s = now_s if first_s is None else first_s
             last_s = now_s
             events += has_text

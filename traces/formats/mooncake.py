@@ -2,7 +2,8 @@
 ``output_length`` (tokens) and ``hash_ids`` (prefix blocks of 512 tokens), in order of time.
 
 The real traces' timestamps are batched to about three seconds, which raises their CV; the synthetic one's are
-Poisson. ``hash_ids`` are checked and dropped: no cache of prefixes is modelled here.
+Poisson. ``hash_ids`` are checked and dropped: no cache of prefixes is modelled here. Rows without them, which
+``aiperf`` needs, are read, too.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from traces.errors import TraceError, broken
 from traces.rows import lines_of
 from traces.sources import one
 
-KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
+NUMBERS = ("timestamp", "input_length", "output_length")
+KEYS = (*NUMBERS, "hash_ids")
 LARGEST = {"timestamp": 10**12, "input_length": 100_000_000, "output_length": 100_000_000}
 BATCH = 8192
 
@@ -67,13 +69,13 @@ def _parse(path: Path, line: int, text: str) -> tuple[int, int, int]:
         entry: Any = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise broken(path, line, f"not a JSON object ({error})") from error
-    if not isinstance(entry, dict) or sorted(entry) != sorted(KEYS):
+    if not isinstance(entry, dict) or not set(NUMBERS) <= set(entry) <= set(KEYS):
         keys = ",".join(entry)[:80] if isinstance(entry, dict) else type(entry).__name__
         raise broken(path, line, f"foreign keys {keys!r}; the keys are {', '.join(KEYS)}")
-    blocks = entry["hash_ids"]
+    blocks = entry.get("hash_ids", [])
     if not isinstance(blocks, list) or any(type(block) is not int or block < 0 for block in blocks):
         raise broken(path, line, "key hash_ids: a list of numbers of blocks from 0 on is needed")
-    moment, context, generated = (_whole(path, line, key, entry[key]) for key in KEYS[:3])
+    moment, context, generated = (_whole(path, line, key, entry[key]) for key in NUMBERS)
     return moment, context, generated
 
 

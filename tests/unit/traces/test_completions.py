@@ -68,6 +68,15 @@ async def test_times_of_a_stream_are_those_of_its_first_and_last_token() -> None
     assert streamed.tpot_s == pytest.approx(0.8 / 4)  # five tokens: four gaps in 0.8 s
 
 
+async def test_an_end_that_comes_after_the_last_token_is_none() -> None:
+    streamed = await read(
+        [(0.4, piece("a")), (0.6, piece("b")), (1.2, piece("", "length")), (1.3, usage(2)), (1.4, DONE)]
+    )
+    assert streamed.tpot_s == pytest.approx(0.2)
+    alone = await read([(0.4, piece("", "length")), (0.5, usage(1)), (0.6, DONE)])
+    assert (alone.first_s, alone.tpot_s) == (0.4, None)  # its only token has no text
+
+
 async def test_without_usage_events_with_text_are_counted_and_one_token_has_no_tpot() -> None:
     streamed = await read([(0.4, piece("a")), (0.9, piece("", "stop")), (1.0, DONE)])
     assert (streamed.first_s, streamed.tokens, streamed.tpot_s) == (0.4, 1, None)

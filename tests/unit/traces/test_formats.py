@@ -66,6 +66,8 @@ def test_mooncakes_milliseconds_become_seconds_with_their_tokens(tmp_path: Path)
     trace = loading.load(path)
     assert trace.arrival_s.tolist() == [0.0, 1.5] and trace.source == "trace.jsonl"
     assert trace.context_tokens is not None and trace.context_tokens.tolist() == [600, 600]
+    without = {"timestamp": 2500, "input_length": 7, "output_length": 1}  # as aiperf reads them
+    assert loading.load(written(tmp_path, json.dumps(without) + "\n", "without.jsonl")).arrival_s.tolist() == [2.5]
 
 
 @pytest.mark.parametrize(
@@ -107,6 +109,7 @@ def test_mooncakes_milliseconds_become_seconds_with_their_tokens(tmp_path: Path)
         pytest.param(mooncake() + mooncake(output_length=None), 2, "not a whole number", id="mooncake gap"),
         pytest.param(mooncake() + mooncake(hash_ids=[1, "2"]), 2, "list of numbers of blocks", id="mooncake blocks"),
         pytest.param(mooncake() + mooncake(extra=1), 2, "foreign keys", id="mooncake key"),
+        pytest.param(mooncake() + '{"timestamp": 0, "input_length": 1}\n', 2, "foreign keys", id="mooncake no answer"),
         pytest.param(mooncake() + "NaN\n", 2, "not a JSON object", id="mooncake nan"),
         pytest.param(mooncake() + "[1]\n", 2, "foreign keys 'list'", id="mooncake list"),
         pytest.param(mooncake() + "\n" + mooncake(), 2, "empty line", id="mooncake hole"),
