@@ -64,8 +64,9 @@ class Times:
     tokens_per_s: float
 
 
-def build(folder: Path, numbers: dict[str, Any], seed: int) -> Any:
-    """The random model, its pipeline in ``folder/random``; returns transformers' own."""
+def build(folder: Path, numbers: dict[str, Any], seed: int, tokenizer: Tokenizer | None = None) -> Any:
+    """The random model, its pipeline in ``folder/random``; returns transformers' own. ``tokenizer``: by default its
+    tokens are the words t0, t1 …"""
     import transformers
 
     torch.manual_seed(seed)
@@ -73,9 +74,10 @@ def build(folder: Path, numbers: dict[str, Any], seed: int) -> Any:
     model: Any = transformers.Qwen3MoeForCausalLM(config)
     model.eval()
     model.save_pretrained(folder / "checkpoint")
-    words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(numbers["vocab_size"])}, unk_token="t0"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    words.save(str(folder / "checkpoint" / "tokenizer.json"))
+    if tokenizer is None:
+        tokenizer = Tokenizer(models.WordLevel({f"t{i}": i for i in range(numbers["vocab_size"])}, unk_token="t0"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "checkpoint" / "tokenizer.json"))
     split(folder / "checkpoint", folder / "random", "random", 4, None)
     return model
 

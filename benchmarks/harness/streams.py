@@ -81,11 +81,11 @@ def session(timeout_s: float) -> aiohttp.ClientSession:
     )
 
 
-def first_requests(name: str, data: Path | None, most: int) -> Trace:
-    """The first ``most`` requests of a token trace that have an answer, from time 0 on."""
+def first_requests(name: str, data: Path | None, most: int, skip: int = 0) -> Trace:
+    """The first ``most`` requests of a token trace that have an answer, after ``skip`` of them, from time 0 on."""
     trace = loading.load(catalog.resolve(name, data))
     assert trace.generated_tokens is not None and trace.context_tokens is not None
-    kept = np.flatnonzero((trace.generated_tokens > 0) & (trace.context_tokens > 0))[:most]
+    kept = np.flatnonzero((trace.generated_tokens > 0) & (trace.context_tokens > 0))[skip:][:most]
     arrivals_s = trace.arrival_s[kept] - trace.arrival_s[kept[0]]
     return make_trace(
         arrivals_s,
