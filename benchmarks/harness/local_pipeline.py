@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,11 +21,11 @@ from pathlib import Path
 
 from benchmarks.harness.clean_forks import clean_forks
 from gateway.backends.process.workers.parent_client import Exit
-from moe.grouping import group
+from moe.grouping import FunctionGroup, group
 from moe.manifest import load
 
 LOOPBACK = "127.0.0.1"
-FEED_S = 5.0
+FEED_S = 0.5
 """Seconds between two lines of the feed."""
 STOP_S = 8.0
 
@@ -77,7 +77,7 @@ class LocalPipeline:
         nodes: Sequence[str] = (),
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        self._replicas, self._max_inflight, self._max_functions = replicas, max_inflight, max_functions
+        self._replicas, self._max_inflight = replicas, max_inflight
         self._nodes = tuple(nodes) or ("",)
         self._environ = {
             "smoe_pipeline": str(directory.resolve()),
@@ -87,6 +87,7 @@ class LocalPipeline:
             **(environ or {}),
         }
         self.manifest = load(directory.resolve(), verify=False)
+        self._functions = group(self.manifest, max_functions).functions[1:]
         self.workers: list[WorkerProcess] = []
         self._ingresses: list[WorkerProcess] = []
         self._ended = threading.Event()
@@ -110,12 +111,11 @@ class LocalPipeline:
 
     def __enter__(self) -> LocalPipeline:
         try:
-            for number, function in enumerate(group(self.manifest, self._max_functions).functions[1:]):
+            for number, function in enumerate(self._functions):
                 for replica in range(self._replicas):
                     node = self._nodes[(number + replica) % len(self._nodes)]
-                    environment = {"smoe_nodes": ",".join(function.nodes)}
-                    self.workers.append(self._fork(function.name, node, environment))
-            self._feed = _feed_server(self._snapshot(), self._ended)
+                    self.workers.append(self._worker(function, node))
+            self._feed = _feed_server(self._snapshot, self._ended)
             self.ingress = self.add_ingress({})
         except BaseException:
             self.__exit__()
@@ -127,6 +127,15 @@ class LocalPipeline:
         settings = {"smoe_nodes": "ingress", "max_inflight": "0", "smoe_feed_url": self.feed_url, **environ}
         self._ingresses.append(self._fork(self.manifest.name, self._nodes[0], settings))
         return self._ingresses[-1]
+
+    def start_again(self, worker: WorkerProcess) -> None:
+        """Another one in place of ``worker`` once that has ended, as a gateway would start it."""
+        worker.wait()
+        function = next(one for one in self._functions if one.name == worker.function)
+        self.workers[self.workers.index(worker)] = self._worker(function, worker.node)
+
+    def _worker(self, function: FunctionGroup, node: str) -> WorkerProcess:
+        return self._fork(function.name, node, {"smoe_nodes": ",".join(function.nodes)})
 
     def _fork(self, function: str, node: str, extra_environ: Mapping[str, str]) -> WorkerProcess:
         return start_worker(function, {"smoe_machine": node, **self._environ, **extra_environ}, node)
@@ -162,8 +171,8 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _feed_server(line: bytes, ended: threading.Event) -> ThreadingHTTPServer:
-    """The gateway's replica feed in small: the same NDJSON line again and again, until ``ended``."""
+def _feed_server(line: Callable[[], bytes], ended: threading.Event) -> ThreadingHTTPServer:
+    """The gateway's replica feed in small: the NDJSON ``line`` again and again, until ``ended``."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -171,7 +180,7 @@ def _feed_server(line: bytes, ended: threading.Event) -> ThreadingHTTPServer:
             self.end_headers()
             with suppress(OSError):
                 while not ended.is_set():
-                    self.wfile.write(line)
+                    self.wfile.write(line())
                     self.wfile.flush()
                     ended.wait(FEED_S)
 

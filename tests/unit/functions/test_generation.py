@@ -30,13 +30,12 @@ from moe.preset import byte_tokenizer
 from moe.reference import WholeModel, drive, pack
 from moe.split import split
 from tests.doubles.generation import generate
-from tests.parameters import some_fast
 from tests.unit.moe import tiny
 
 PROMPTS = ["Only the chosen experts", "see", "A sum does not mind its order"]
 
 
-@pytest.fixture(scope="module", params=some_fast(["mixtral", "gpt2", "qwen3_moe", "olmoe", "llama"], 2))
+@pytest.fixture(scope="module", params=["mixtral", "gpt2"])
 def decoder(request: pytest.FixtureRequest, pipeline_of: Callable[[str], Path]) -> Path:
     return pipeline_of(request.param)
 
@@ -322,26 +321,6 @@ def test_a_client_that_leaves_ends_its_text_and_frees_its_pages(two_instances: L
     stream.close()
     while used_pages(two_instances) > before:
         time.sleep(0.02)
-
-
-@pytest.mark.slow
-def test_when_a_segments_worker_dies_the_stream_goes_on(long: Path) -> None:
-    wanted = whole_greedy(WholeModel(long), "abc", 120)
-    with LocalPipeline(long, replicas=2, environ={"smoe_timeout": "60s"}) as pipeline:
-        stream = client_of(pipeline).completions.create(
-            model="tiny", prompt="abc", max_tokens=120, temperature=0, stream=True
-        )
-        pieces = iter(stream)
-        text = next(pieces).choices[0].text
-        busy = next(
-            worker for worker in pipeline.workers if worker.function.endswith("segment-1") and pages_at(worker.address)
-        )
-        os.kill(busy.pid, signal.SIGKILL)
-        text += "".join(piece.choices[0].text for piece in pieces)
-        assert text == wanted
-        pipeline.workers.remove(busy)
-        busy.wait()
-        until_free(pipeline)
 
 
 @pytest.mark.slow

@@ -406,18 +406,6 @@ async def test_a_text_whose_token_cannot_be_chosen_fails_alone(model: WholeModel
     await bench.end()
 
 
-def test_512_steps_in_small_pages(model: WholeModel) -> None:
-    async def go() -> list[int]:
-        bench = Bench(InProcess(model, 40))
-        sink = bench.add(bench.text("a", [1, 2, 3], 512))
-        await bench.over(sink)
-        await bench.end()
-        return sink.tokens
-
-    written = asyncio.run(go())
-    assert written == recomputed(model, [1, 2, 3], written)
-
-
 @pytest.mark.parametrize(
     ("tokenizer", "tokens"),
     [

@@ -17,32 +17,13 @@ from moe.split import split
 from tests.unit.moe import tiny
 
 ENOUGH = 8 << 20
-DECODERS = {
-    "gpt2": {"n_positions": 640},
-    "mixtral": {"max_position_embeddings": 640},
-    "mixtral-window": {"max_position_embeddings": 640, "sliding_window": 24},
-    "qwen3_moe": {"max_position_embeddings": 640},
-    "olmoe": {"max_position_embeddings": 640},
-    "qwen2_moe": {"max_position_embeddings": 640},
-    "granitemoe": {"max_position_embeddings": 640},
-    "phimoe": {"max_position_embeddings": 640},
-    "glm4_moe": {"max_position_embeddings": 640},
-    "gpt_oss": {"max_position_embeddings": 640, "sliding_window": 24},
-    "deepseek_v2": {"max_position_embeddings": 640},
-    "deepseek_v3": {"max_position_embeddings": 640},
-    "llama": {"max_position_embeddings": 640},
-    "mistral-window": {"max_position_embeddings": 640, "sliding_window": 24},
-    "qwen2": {"max_position_embeddings": 640},
-    "qwen3": {"max_position_embeddings": 640},
-}
-LONG = ("llama", "mixtral-window", "gpt_oss", "deepseek_v3")
-"""Each way to keep keys and values, for 512 tokens: all of them, a window, both by turns, compressed."""
 
 
 def model_of(kind: str, folder: Path, limit_bytes: int = ENOUGH) -> WholeModel:
     """A tiny random decoder whose segments keep at most ``limit_bytes`` each."""
     family = kind.removesuffix("-window")
-    checkpoint = tiny.store(tiny.build(family, **DECODERS[kind]), folder / "checkpoint")
+    positions = {"n_positions" if family == "gpt2" else "max_position_embeddings": 640}
+    checkpoint = tiny.store(tiny.build(family, **positions, **tiny.DECODERS[kind]), folder / "checkpoint")
     split(checkpoint, folder / "pipeline", "tiny", 4, None if family in tiny.NATIVE else 2)
     model = WholeModel(folder / "pipeline")
     for segment in model.manifest.segments:
@@ -63,7 +44,7 @@ def close(ours: Tensor, theirs: Tensor) -> None:
     assert float((ours - theirs).abs().max()) <= 1e-4
 
 
-@pytest.fixture(scope="module", params=DECODERS)
+@pytest.fixture(scope="module", params=tiny.DECODERS)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> WholeModel:
     return model_of(request.param, tmp_path_factory.mktemp(request.param))
 
@@ -75,12 +56,8 @@ def test_the_manifest_alone_states_what_segments_keep(model: WholeModel) -> None
         assert kv_bytes(model.manifest, segment, 2 * PAGE_TOKENS - 1) == 2 * PAGE_TOKENS * cache.bytes_per_token
 
 
-def test_greedy_steps_equal_recomputation_with_neighbours_and_chunks(
-    model: WholeModel, request: pytest.FixtureRequest
-) -> None:
+def test_greedy_steps_equal_recomputation_with_neighbours_and_chunks(model: WholeModel) -> None:
     steps = 40
-    if "not slow" not in request.config.option.markexpr:
-        steps = 512 if request.node.callspec.params["model"] in LONG else 100
     prompt = tiny.texts((23,))[0]
     text, starts = list(prompt), 0
     for chunk in (prompt[:9], prompt[9:10]):  # a prompt in parts

@@ -108,6 +108,12 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     },
 }
 ENCODERS = ("bert", "roberta", "distilbert")
+WINDOW = {"sliding_window": 24}
+DECODERS: dict[str, dict[str, Any]] = {
+    **{family: {} for family in CAUSAL}, "gpt_oss": WINDOW, "mixtral-window": WINDOW, "mistral-window": WINDOW
+}  # fmt: skip
+"""Kind → what is changed of its family (the kind up to ``-``)."""
+del DECODERS["mistral"]  # without a window it is Llama
 NATIVE = tuple(family for family in CAUSAL if family not in ("gpt2", "llama", "mistral", "qwen2", "qwen3"))
 
 
