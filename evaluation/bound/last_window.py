@@ -15,7 +15,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from autoscaler.checked import Checked, FromOne, NotNegative, PositiveShare
+from autoscaler.checked import Checked, FromOne, NotNegative, Positive, PositiveShare
 from autoscaler.contract import Configuration, Memory, NodeObservation, Observation, Policy, Proposal, Resources
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making
@@ -67,6 +67,8 @@ class ModelSettings(Checked):
     and a replica's cores are its own."""
     mean_tokens: FromOne = MEAN_TOKENS
     """Tokens of a mean request."""
+    hop_factor: Positive = 1.0
+    """Factor of the modelled cost of a hop, for one of the paper's workloads."""
 
 
 @dataclass(frozen=True)
@@ -252,7 +254,7 @@ def _workload(making: Making, making_settings: ModelSettings) -> Workload:
             raise SettingsError(f"last-window: {error}") from error
     name = making_settings.workload or making.topology.pipeline
     if name in PAPER_WORKLOADS:
-        return paper_workload(name, mean_tokens=making_settings.mean_tokens)
+        return paper_workload(name, mean_tokens=making_settings.mean_tokens, hop_factor=making_settings.hop_factor)
     if making_settings.workload:
         raise SettingsError(f"last-window: workload is {name!r}, not one of {', '.join(PAPER_WORKLOADS)}")
     try:

@@ -21,7 +21,6 @@ from evaluation.comparison.learnt_files import learnt_file
 from evaluation.comparison.quickest import walled
 from evaluation.provenance import code_sha256
 from simulation.engine.requests import Requests
-from simulation.latency.roofline import hops_times
 from simulation.workloads.custom import MOST_TOKENS, CustomPipeline
 from simulation.workloads.paper import PAPER_PRICES, PAPER_WORKLOADS, paper_workload
 from simulation.workloads.workload import Workload
@@ -223,11 +222,9 @@ class Grid:
         if custom is not None:
             workload = custom.served(group.seed, group.tokens, mean_rps)
         else:
-            latency = hops_times(self.hop_factor)
             workload = paper_workload(
-                group.workload, latency=latency, mean_tokens=tokens, mean_rps=mean_rps, seed=group.seed
+                group.workload, mean_tokens=tokens, mean_rps=mean_rps, seed=group.seed, hop_factor=self.hop_factor
             )
-            workload = replace(workload, hop_s=workload.hop_s * self.hop_factor)
         prices = self.prices or workload.prices
         return replace(workload, prices=replace(prices, gpu_s=prices.gpu_s * self.gpu_price_factor))
 

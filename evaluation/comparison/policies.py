@@ -23,7 +23,8 @@ PLANNING = frozenset(
     name for short in ("smoe", "last-window", "staffing", "staffing-learnt") for name in (short, ELSEWHERE[short])
 )
 """Policies that know the seconds of a call, which a profile holds."""
-
+WITH_HOPS = PLANNING - {"smoe", ELSEWHERE["smoe"]}
+"""Those of them that know the seconds of a hop."""
 
 DEFAULT_BURST = Burst(2)
 """Standbys of a policy that has none of its own, and runs with them."""
@@ -45,6 +46,9 @@ def policy_of(name: str, workload: Workload, grid: Grid, group: Group) -> Policy
             **hpa_of_windows(grid.window_s),
             **(read_toml(table, SETTINGS) if isinstance(table, Path) else table or {}),
         }
+    if pipeline is None and base in WITH_HOPS and grid.hop_factor != 1.0:
+        stored = read_toml(table, SETTINGS) if isinstance(table, Path) else table or {}
+        table = {"hop_factor": grid.hop_factor, **stored}
     folder = Path() if pipeline is None else Path(pipeline.folder)
     making = making_of(base, workload, grid.window_s, table, folder, plan, group.seed)
     if pipeline is None or base not in PLANNING:

@@ -17,7 +17,7 @@ from pathlib import Path
 from autoscaler.contract import Configuration, ConfigurationSpace, NodeInfo, Topology
 from autoscaler.prices import PriceSheet, load_prices
 from simulation.latency.contract import LatencyModel, NodeCost, Noise
-from simulation.latency.roofline import Roofline
+from simulation.latency.roofline import hops_times
 from simulation.workloads.routing import RoutingStatistics, zipf_routing
 from simulation.workloads.workload import Lifecycle, TokenLengths, Workload
 from simulation.workloads.worlds import World, in_world
@@ -82,10 +82,12 @@ def paper_workload(
     mean_rps: float = 0.0,
     world: World = "unlimited",
     seed: int = 0,
+    hop_factor: float = 1.0,
 ) -> Workload:
     """One of ``PAPER_WORKLOADS``; ``mean_tokens`` sets the size of requests, ``mean_rps`` is the load that segments are
-    made for (:func:`segments_at`, or in another ``world`` :func:`simulation.workloads.worlds.sized_segments`). Raises
-    ValueError for another name, and NoRoomError."""
+    made for (:func:`segments_at`, or in another ``world`` :func:`simulation.workloads.worlds.sized_segments`);
+    ``hop_factor``: a hop, and without ``latency`` a call's exchange, takes so many times as long. Raises ValueError for
+    another name, and NoRoomError."""
     if name not in PAPER_WORKLOADS:
         raise ValueError(f"there is no workload {name!r}; there are: {', '.join(PAPER_WORKLOADS)}")
     kind, _, count = name.partition("-")
@@ -96,7 +98,7 @@ def paper_workload(
         topology=topology,
         slo_s=family.slo_s,
         costs=costs,
-        latency=latency if latency is not None else Roofline(),
+        latency=latency if latency is not None else hops_times(hop_factor),
         lifecycle=LIFECYCLE,
         routing=routing if routing is not None else zipf_routing([experts] * family.layers, seed=seed),
         top_k=TOP_K,
@@ -104,7 +106,7 @@ def paper_workload(
         space=space if space is not None else ConfigurationSpace(),
         prices=prices if prices is not None else load_prices(PAPER_PRICES),
         request_s=0.0005,
-        hop_s=0.0001,
+        hop_s=0.0001 * hop_factor,
         segment_configuration=segments_at(mean_rps),
     )
     return in_world(workload, world, mean_rps)

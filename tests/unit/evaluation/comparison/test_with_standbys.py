@@ -83,6 +83,17 @@ def test_with_standbys_every_level_of_a_policy_s_settings_is_tried(base: str, ax
     assert {setting[axis] for setting in candidates_of(f"{base}+burst")} == levels and len(levels) == 2
 
 
+@pytest.mark.parametrize("name", ["last-window", "last-window+burst", "rl.staffing.policy:make_rule", "hpa"])
+def test_who_plans_by_the_seconds_of_a_hop_plans_with_those_that_are_simulated(name: str) -> None:
+    """``hpa`` knows none, and takes no such setting."""
+    made = policy_of(name, paper_workload("bert-4", hop_factor=3.0), replace(GRID, hop_factor=3.0), CELL)
+    planner: Any = made.__dict__.get("_policy", made)
+    planner = planner.__dict__.get("_chosen", planner)
+    planner = planner.__dict__.get("_physics", planner)
+    workload = getattr(planner, "_workload", None) or getattr(planner, "workload", None)
+    assert (workload.hop_s if workload else 0.0) == (0.0 if name == "hpa" else 3 * paper_workload("bert-4").hop_s)
+
+
 def test_without_settings_of_its_own_a_policy_has_those_without_standbys_and_two_standbys(tmp_path: Path) -> None:
     write_setting(tmp_path, "hpa", {"concurrency_target": 0.25})
     made = policy_of("hpa+burst", paper_workload("bert-4"), replace(GRID, settings=tmp_path), CELL)
