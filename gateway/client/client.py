@@ -54,9 +54,10 @@ class GatewayClient:
         return next((str(entry.get("key", "")) for key, entry in functions.items() if key.startswith(f"{name}.")), "")
 
     def follow_replicas(self) -> Generator[dict[str, list[dict[str, Any]]]]:
-        """Yield :meth:`replicas` now and at every change, at least every 5 s, until the gateway ends the stream."""
+        """Yield :meth:`replicas` now and at every change, at least every 5 s, until the gateway ends the stream.
+        Raises GatewayUnreachableError where it goes away."""
         with self._call("GET", "/system/replicas?follow=true", stream=True) as reply:
-            for line in reply.iter_lines(chunk_size=None):
+            for line in lines_of(reply):
                 yield _by_name(json.loads(line))
 
     def views(self) -> list[dict[str, Any]]:
