@@ -11,7 +11,12 @@ from platform_words.labels import PLACEMENT
 
 def parse_placement(spec: FunctionSpec) -> dict[str, int]:
     """Replicas by machine, machines without any left out; empty without the annotation. Raises InvalidSpecError."""
-    text = spec.annotations.get(PLACEMENT, "").strip()
+    return places_in(spec.annotations.get(PLACEMENT, ""))
+
+
+def places_in(annotation: str) -> dict[str, int]:
+    """:func:`parse_placement` of the annotation's text."""
+    text = annotation.strip()
     places: dict[str, int] = {}
     if not text:
         return places

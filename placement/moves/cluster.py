@@ -12,10 +12,10 @@ from gateway.client.client import GatewayClient
 from moe.manifest import Manifest
 from moe.names import INGRESS
 from placement.moves.errors import MoveError
-from platform_words.labels import FUNCTION_LABEL, PIPELINE_LABEL
+from platform_words.labels import FUNCTION_LABEL, PIPELINE_LABEL, PLACEMENT, SCALE_MAX
 
 Places = Mapping[str, Mapping[str, int]]
-"""Function → node → replicas."""
+"""Function → node → replicas; node "" is wherever the gateway starts them."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,15 @@ class Deployed:
 
     deployments: Mapping[str, dict[str, Any]]
     replicas: Mapping[str, int]
+
+    def annotation(self, name: str) -> str:
+        """A function's replicas by node in the form a=1,b=2; empty where none are ordered."""
+        return str((self.deployments[name].get("annotations") or {}).get(PLACEMENT, ""))
+
+    def most(self, name: str) -> int | None:
+        """Replicas that the gateway gives a function at most; None: no limit."""
+        label = str(self.deployments[name]["labels"].get(SCALE_MAX, ""))
+        return int(label) if label.isdecimal() else None
 
 
 def deployed(client: GatewayClient, pipeline: str) -> Deployed:
@@ -72,6 +81,6 @@ def regions_by_node(manifest: Manifest, pipeline: Deployed, places: Places) -> d
     for name, by_node in places.items():
         names = [region.name for region in regions_of(manifest, pipeline.deployments[name])]
         for node, replicas in by_node.items():
-            if replicas:
+            if replicas and node:
                 needed.setdefault(node, set()).update(names)
     return {node: frozenset(names) for node, names in needed.items()}

@@ -21,7 +21,7 @@ from functions.memory.move_plan import MovePlan, Step, plan_move
 from functions.memory.regions import Region, RegionError
 from gateway.client.client import GatewayClient
 from gateway.client.errors import GatewayClientError
-from gateway.placement import spread
+from gateway.placement import places_in, spread
 from moe.manifest import Manifest
 from placement.errors import PlacementError
 from placement.moves.cluster import Deployed, Places, deployed, places_now, regions_by_node, regions_of
@@ -60,6 +60,21 @@ class Options:
     switch_timeout_s: float = 120.0
 
 
+@dataclass(frozen=True)
+class Order:
+    """What the gateway is to have for a function."""
+
+    annotation: str
+    """``smoe.placement``; empty: wherever the gateway starts replicas."""
+    replicas: int
+
+    @property
+    def by_node(self) -> dict[str, int]:
+        """Replicas by node as the gateway spreads them."""
+        places = places_in(self.annotation)
+        return spread(places, self.replicas) if places else {}
+
+
 class Coordinator:
     """Moves one pipeline. Not for use from several threads at once. A context manager that closes its connections."""
 
@@ -86,47 +101,53 @@ class Coordinator:
     def plan(self, target: Places) -> MovePlan:
         """What reaching ``target`` would move; functions it does not name stay. Raises MoveError, RegionError."""
         pipeline = deployed(self._client, self._manifest.name)
-        return self._plan(pipeline, _whole(self._manifest.name, self._known_places(pipeline), target))
+        return self._plan(pipeline, self._entry(pipeline, target).whole)
 
     def move(self, target: Places) -> Moved:
-        """Reach ``target`` and return when the last old worker is gone. Raises MoveError once it was taken back."""
-        pipeline = deployed(self._client, self._manifest.name)
-        before = self._known_places(pipeline)
-        return self._move(pipeline, before, _whole(self._manifest.name, before, target))
+        """Reach ``target`` and return when the last old worker is gone. Raises MoveError once it was taken back, and
+        where another one was broken off: what was before that is known to its journal alone."""
+        name = self._manifest.name
+        with self._journal.alone(name):
+            if self._journal.read(name) is not None:
+                raise MoveError(
+                    f"a move of {name} was broken off; first `smoe placement migrate {name} --resume` or `--roll-back` "
+                    f"(where neither can be done, remove {self._journal.path(name)})"
+                )
+            pipeline = deployed(self._client, name)
+            return self._carry_out(pipeline, self._entry(pipeline, target))
 
     def resume(self) -> Moved | None:
         """Finish a move that was broken off; None where there is none. Raises MoveError as :meth:`move` does."""
-        entry = self._journal.read(self._manifest.name)
-        if entry is None:
-            return None
-        log.info("a move of %s was broken off while %s; it goes on", entry.pipeline, entry.phase)
-        return self._move(deployed(self._client, self._manifest.name), entry.before, entry.target)
+        return self._take_up(back=False)
 
     def roll_back(self) -> Moved | None:
-        """Take back a move that was broken off; None where there is none."""
-        entry = self._journal.read(self._manifest.name)
-        if entry is None:
-            return None
-        return self._move(deployed(self._client, self._manifest.name), entry.before, entry.before)
+        """Take back a move that was broken off; None where there is none. Raises MoveError."""
+        return self._take_up(back=True)
 
-    def _move(self, pipeline: Deployed, before: Places, target: Places) -> Moved:
+    def _take_up(self, *, back: bool) -> Moved | None:
         with self._journal.alone(self._manifest.name):
-            return self._move_alone(pipeline, before, target)
+            entry = self._journal.read(self._manifest.name)
+            if entry is None:
+                return None
+            log.info("a move of %s was broken off while %s; it goes %s", entry.pipeline, entry.phase, _GOES[back])
+            pipeline = deployed(self._client, self._manifest.name)
+            return self._carry_out(pipeline, self._as_deployed(entry, pipeline), back=back)
 
-    def _move_alone(self, pipeline: Deployed, before: Places, target: Places) -> Moved:
+    def _carry_out(self, pipeline: Deployed, entry: Entry, *, back: bool = False) -> Moved:
         began_s = time.monotonic()
-        plan = self._plan(pipeline, target)
-        self._journal.write(Entry(self._manifest.name, "copying", before, target))
+        plan = self._plan(pipeline, entry.before if back else entry.whole)
+        self._journal.write(entry)
         try:
             self._copy(plan, pipeline)
             copied_s = time.monotonic() - began_s
-            self._journal.write(Entry(self._manifest.name, "switching", before, target))
-            self._order(pipeline, target)
-            reached_s = self._reached(target)
+            if not back:
+                entry = replace(entry, phase="switching")
+                self._journal.write(entry)
+            reached_s = self._reached(self._order(entry, back=back))
             ready_s, settled_s = next(reached_s) - began_s, next(reached_s) - began_s
         except (PlacementError, GatewayClientError, RegionError) as error:
-            self._take_back(pipeline, before, plan, error)
-        self._journal.write(Entry(self._manifest.name, "releasing", before, target))
+            self._take_back(pipeline, entry, plan, error)
+        self._journal.write(replace(entry, phase="releasing"))
         released = self._release(plan.release)
         self._journal.clear(self._manifest.name)
         return Moved(plan, copied_s, ready_s, settled_s, released)
@@ -222,35 +243,40 @@ class Coordinator:
 
     # replicas
 
-    def _order(self, pipeline: Deployed, target: Places) -> None:
-        """Order the change from the gateway in one request; functions that are as desired already are left alone."""
-        now = self._known_places(pipeline)
-        orders: dict[str, dict[str, Any]] = {}
-        for name in target:
-            desired = {node: count for node, count in target[name].items() if count}
-            if desired == now[name]:
-                continue
-            orders[name] = {"replicas": sum(desired.values())}
-            annotation = pipeline.deployments[name].get("annotations", {}).get(PLACEMENT, "")
-            if desired and not _in_proportion(annotation, desired):
-                text = ",".join(f"{node}={count}" for node, count in sorted(desired.items()))
-                orders[name]["annotations"] = {PLACEMENT: text}
-        if orders:
-            self._client.scale_all(orders)
+    def _order(self, entry: Entry, *, back: bool = False) -> dict[str, Order]:
+        """Order the change from the gateway in one request; returns what is to be reached, by function.
 
-    def _reached(self, target: Places) -> Iterator[float]:
+        Functions that the move does not name are left alone, as are those whose order the gateway has already. With
+        ``back`` all that the move names are ordered: replicas that still wait to be exchanged show nothing of the
+        move's order, and the gateway may be carrying it out yet.
+        """
+        if back and entry.phase == "copying":  # nothing was ordered
+            return {}
+        pipeline = deployed(self._client, self._manifest.name)
+        now = self._places(pipeline)
+        orders = {name: _order_of(name, entry, pipeline, back=back) for name in entry.target if name in now}
+        sent: dict[str, dict[str, Any]] = {}
+        for name, order in orders.items():
+            if back or order.by_node != now[name]:
+                sent[name] = {"replicas": order.replicas, "annotations": {PLACEMENT: order.annotation}}
+        if sent:
+            self._client.scale_all(sent)
+        return {name: order for name, order in orders.items() if order.annotation}
+
+    def _reached(self, orders: Mapping[str, Order]) -> Iterator[float]:
         """Monotonic times: all replicas are ready where desired; and no others are left. Raises MoveError.
 
         Where a controller has changed a function's number of replicas since, that many count, on the same nodes.
         """
         looked_s = time.monotonic()
         end_s = looked_s + self._options.switch_timeout_s
-        settled, late, desired = False, list(target), dict(target)
+        desired = {name: order.by_node for name, order in orders.items()}
+        settled, late = False, list(desired)
         with closing(self._client.follow_replicas()) as feed:
             for replicas in feed:
                 now_s = time.monotonic()
                 if late and now_s - looked_s >= LOOK_S:
-                    desired |= self._resized(late, target)
+                    desired |= self._resized(late, orders)
                     looked_s = now_s
                 late = [name for name in desired if not _is_reached(replicas.get(name, []), desired[name], settled)]
                 if not late and not settled:
@@ -261,29 +287,36 @@ class Coordinator:
                     yield time.monotonic()
                     return
                 if time.monotonic() > end_s:
-                    break
+                    raise MoveError(
+                        f"{len(late)} functions did not get their replicas within {self._options.switch_timeout_s:.0f} "
+                        f"s: {', '.join(sorted(late)[:5])}"
+                    )
         raise MoveError(
-            f"{len(late)} functions did not get their replicas within {self._options.switch_timeout_s:.0f} s: "
+            f"the gateway ended its feed while {len(late)} functions did not have their replicas: "
             f"{', '.join(sorted(late)[:5])}"
         )
 
-    def _resized(self, names: Iterable[str], target: Places) -> dict[str, dict[str, int]]:
+    def _resized(self, names: Iterable[str], orders: Mapping[str, Order]) -> dict[str, dict[str, int]]:
         """Replicas by node as the gateway spreads the number that it has for each function now."""
         now = deployed(self._client, self._manifest.name).replicas
-        nodes = {name: {node: count for node, count in sorted(target[name].items()) if count} for name in names}
-        return {name: spread(places, now[name]) for name, places in nodes.items() if places and name in now}
+        return {name: replace(orders[name], replicas=now[name]).by_node for name in names if name in now}
 
-    def _take_back(self, pipeline: Deployed, before: Places, plan: MovePlan, error: Exception) -> NoReturn:
+    def _take_back(self, pipeline: Deployed, entry: Entry, plan: MovePlan, error: Exception) -> NoReturn:
         """Order things as they were, release what was brought for nothing, and say why. Always raises MoveError."""
         log.warning("the move is taken back: %s", error)
-        self._order(deployed(self._client, self._manifest.name), before)
+        try:
+            for _ in self._reached(self._order(entry, back=True)):
+                pass
+        except (PlacementError, GatewayClientError) as failure:
+            raise MoveError(
+                f"the move failed ({error}) and is not taken back ({failure}); "
+                f"`smoe placement migrate {entry.pipeline} --roll-back` tries that again"
+            ) from error
         brought: dict[str, list[str]] = {}
         for step in plan.steps:
             if step.source != "reuse":
                 brought.setdefault(step.node, []).append(step.region)
-        needed = regions_by_node(self._manifest, pipeline, before)
-        for _ in self._reached(before):
-            pass
+        needed = regions_by_node(self._manifest, pipeline, entry.before)
         self._release({node: [n for n in names if n not in needed.get(node, ())] for node, names in brought.items()})
         self._journal.clear(self._manifest.name)
         raise MoveError(f"the move was taken back: {error}") from error
@@ -313,16 +346,57 @@ class Coordinator:
             for region in regions_of(self._manifest, deployment)
         }
 
-    def _known_places(self, pipeline: Deployed) -> dict[str, dict[str, int]]:
-        return places_now(self._client, pipeline.deployments)
+    def _places(self, pipeline: Deployed) -> dict[str, dict[str, int]]:
+        """Replicas by node as the gateway has them ordered; for functions without an annotation in the proportions in
+        which they run, and where none runs on node "", wherever the gateway starts them."""
+        live = places_now(self._client, pipeline.deployments)
+        return {
+            name: spread(places_in(pipeline.annotation(name)) or live[name] or {"": 1}, replicas)
+            for name, replicas in pipeline.replicas.items()
+        }
+
+    def _entry(self, pipeline: Deployed, target: Places) -> Entry:
+        """A move that begins. Raises MoveError for functions that the pipeline does not have."""
+        before, name = self._places(pipeline), self._manifest.name
+        unknown = sorted(set(target) - set(before))
+        if unknown:
+            raise MoveError(f"{unknown[0]} is no function of pipeline {name}")
+        named = {one: {node: count for node, count in places.items() if count} for one, places in target.items()}
+        return Entry(name, "copying", before, named, {one: pipeline.annotation(one) for one in named})
+
+    def _as_deployed(self, entry: Entry, pipeline: Deployed) -> Entry:
+        """The entry for the functions that there are: the pipeline may have been deployed with others since."""
+        now = self._places(pipeline)
+        gone, new = sorted((entry.before.keys() | entry.target.keys()) - now.keys()), sorted(now.keys() - entry.before)
+        if gone or new:
+            log.warning(
+                "%s was deployed again since the move was broken off: %d of its functions are gone%s, %d are new%s; "
+                "new ones stay where they are",
+                *(entry.pipeline, len(gone), _some(gone), len(new), _some(new)),
+            )
+        before = {name: entry.before.get(name, places) for name, places in now.items()}
+        return replace(entry, before=before, target={name: at for name, at in entry.target.items() if name in now})
 
 
-def _whole(pipeline: str, now: Places, target: Places) -> dict[str, dict[str, int]]:
-    """``target`` with the functions that it leaves out as they are ``now``. Raises MoveError for others than those."""
-    unknown = sorted(set(target) - set(now))
-    if unknown:
-        raise MoveError(f"{unknown[0]} is no function of pipeline {pipeline}")
-    return {name: dict(target.get(name, places)) for name, places in now.items()}
+_GOES = {False: "on", True: "back"}
+
+
+def _some(names: list[str]) -> str:
+    return f" ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})" if names else ""
+
+
+def _order_of(name: str, entry: Entry, pipeline: Deployed, *, back: bool) -> Order:
+    """A function's order: where a controller has changed its number of replicas since the move began, that many."""
+    places = entry.before[name] if back else entry.target[name]
+    before, target = sum(entry.before[name].values()), sum(entry.target[name].values())
+    present, most = pipeline.replicas[name], pipeline.most(name)
+    by_move = {before, target if most is None else min(target, most)}
+    replicas = sum(places.values()) if present in by_move else present
+    ordered = entry.annotations.get(name, "") if back else pipeline.annotation(name)
+    if ordered and (back or _in_proportion(ordered, places)):
+        return Order(ordered, replicas)
+    by_node = spread(places, replicas) if replicas and places else places
+    return Order(",".join(f"{node}={count}" for node, count in sorted(by_node.items()) if node and count), replicas)
 
 
 def _before(step: Step, there: Mapping[tuple[str, str], threading.Event]) -> threading.Event | None:
@@ -332,7 +406,7 @@ def _before(step: Step, there: Mapping[tuple[str, str], threading.Event]) -> thr
 
 def _in_proportion(annotation: str, desired: Mapping[str, int]) -> bool:
     """Whether scaling alone reaches what is desired: the same nodes in the same proportions are ordered already."""
-    ordered = {node: int(count or 0) for node, _, count in (part.partition("=") for part in annotation.split(","))}
+    ordered = places_in(annotation)
     total, wanted = sum(ordered.values()), sum(desired.values())
     return ordered.keys() == desired.keys() and all(
         ordered[node] * wanted == count * total for node, count in desired.items()

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -20,12 +20,19 @@ Phase = Literal["copying", "switching", "releasing"]
 
 @dataclass(frozen=True)
 class Entry:
-    """``before`` and ``target``: function → node → replicas."""
+    """``before``: replicas of every function of the pipeline; ``target``: of those that the move names."""
 
     pipeline: str
     phase: Phase
     before: Places
     target: Places
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    """``smoe.placement`` of those that the move names, as it was before."""
+
+    @property
+    def whole(self) -> Places:
+        """Every function as it is to be."""
+        return {**self.before, **self.target}
 
 
 class Journal:
@@ -38,7 +45,7 @@ class Journal:
     def alone(self, pipeline: str) -> Iterator[None]:
         """No other process moves the pipeline meanwhile; one that ends lets go. Raises MoveError where one does."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with self._path(pipeline).with_suffix(".lock").open("w") as lock:
+        with self.path(pipeline).with_suffix(".lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -47,20 +54,24 @@ class Journal:
 
     def write(self, entry: Entry) -> None:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        part = self._path(entry.pipeline).with_suffix(".part")
+        part = self.path(entry.pipeline).with_suffix(".part")
         with part.open("w") as file:
             json.dump(asdict(entry), file)
             file.flush()
             os.fsync(file.fileno())
-        part.replace(self._path(entry.pipeline))
+        part.replace(self.path(entry.pipeline))
 
     def read(self, pipeline: str) -> Entry | None:
         """The move that was under way, if any. Raises StateError for a file that is no journal."""
-        path = self._path(pipeline)
+        path = self.path(pipeline)
         try:
             document = json.loads(path.read_text())
             return Entry(
-                document["pipeline"], document["phase"], _places(document["before"]), _places(document["target"])
+                document["pipeline"],
+                document["phase"],
+                _places(document["before"]),
+                _places(document["target"]),
+                dict(document.get("annotations", {})),
             )
         except FileNotFoundError:
             return None
@@ -68,9 +79,10 @@ class Journal:
             raise StateError(f"{path} is not a journal of a move ({error!r}); remove it") from error
 
     def clear(self, pipeline: str) -> None:
-        self._path(pipeline).unlink(missing_ok=True)
+        self.path(pipeline).unlink(missing_ok=True)
 
-    def _path(self, pipeline: str) -> Path:
+    def path(self, pipeline: str) -> Path:
+        """The file of a move that is under way, or was broken off."""
         return self._folder / f"{pipeline}.json"
 
 

@@ -116,7 +116,10 @@ def decided(
     method: Method,
     dry_run: bool,
 ) -> dict[str, Any]:
-    """One decision, and its move where it is worth one. Raises SmoeError, PlacementError, RegionError."""
+    """One decision, and its move where it is worth one; a move that was broken off is taken back first. Raises
+    SmoeError, PlacementError, RegionError."""
+    if not dry_run and coordinator.roll_back() is not None:
+        click.echo("a move that was broken off is taken back", err=True)
     places = places_now(client, deployed(client, manifest.name).deployments)
     stated = seen_by(statistics(client, manifest), profile, manifest)
     choice = chosen(stated, held_now(places, profile, manifest), profile, manifest, horizon_s, method)

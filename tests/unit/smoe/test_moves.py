@@ -10,13 +10,16 @@ from typing import Any
 
 import pytest
 
-from functions.memory.move_plan import MovePlan
-from gateway.client.errors import StateError
+from functions.memory.move_plan import MovePlan, NodeMemory
+from functions.memory.regions import RegionError
+from gateway.client.errors import GatewayClientError, GatewayUnreachableError, StateError
+from gateway.placement import places_in, spread
 from moe.manifest import Manifest, load
 from placement.moves import coordinator as module
-from placement.moves.coordinator import Coordinator
+from placement.moves.coordinator import Coordinator, Order
 from placement.moves.errors import MoveError
 from placement.moves.journal import Entry, Journal
+from platform_words.labels import PLACEMENT, SCALE_MAX
 
 HOLDER = """
 import sys
@@ -110,11 +113,11 @@ def test_a_move_ends_with_as_many_replicas_as_a_controller_wants_meanwhile(
     monkeypatch.setattr(module, "LOOK_S", 0.0)
     manifest = load(minilm_pipeline, verify=False)
     gateway = OneFunction(manifest.name, replicas, STARTING, last)
-    times = coordinator_of(gateway, manifest, tmp_path)._reached({manifest.name: {"a": 0, "b": 1}})
+    times = coordinator_of(gateway, manifest, tmp_path)._reached({manifest.name: Order("a=0,b=1", 1)})
     if reached:
         assert len(list(times)) == 2
     else:
-        with pytest.raises(MoveError, match="did not get their replicas"):
+        with pytest.raises(MoveError, match="1 functions did not have their replicas"):
             list(times)
 
 
@@ -138,3 +141,221 @@ def test_a_file_that_is_no_journal_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "moves" / "m.json").write_text(text)
     with pytest.raises(StateError, match=r"m\.json is not a journal"):
         Journal(tmp_path).read("m")
+
+
+class Gateway:
+    """Functions with an annotation and a number of replicas that orders change, on nodes a and b; a function starts
+    on a. Replicas follow orders at once, but those of functions that are ``stuck``, which keep their ``live`` ones."""
+
+    url = "played"
+
+    def __init__(self, pipeline: str, **annotations: str) -> None:
+        self.pipeline = pipeline
+        self.annotations = annotations
+        self.counts = {name: sum(places_in(text).values()) or 1 for name, text in annotations.items()}
+        self.labels: dict[str, str] = {}
+        self.nodes = dict.fromkeys(annotations, "ingress")
+        self.stuck: dict[str, str] = {}
+        self.orders: list[dict[str, Any]] = []
+        self.end: GatewayClientError | None = None
+
+    def functions(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": name,
+                "replicas": self.counts[name],
+                "labels": {"smoe.pipeline": self.pipeline, **self.labels},
+                "envVars": {"smoe_nodes": self.nodes[name]},
+                "annotations": {PLACEMENT: text} if text else {},
+            }
+            for name, text in self.annotations.items()
+        ]
+
+    def replicas(self) -> dict[str, list[dict[str, str]]]:
+        return {name: [{"state": "ready", "node": node} for node in self._live(name)] for name in self.counts}
+
+    def _live(self, name: str) -> str:
+        places = spread(places_in(self.annotations[name]) or {"a": 1}, self.counts[name])
+        return self.stuck.get(name, "".join(node * count for node, count in places.items()))
+
+    def scale_all(self, orders: dict[str, dict[str, Any]]) -> None:
+        self.orders.append(orders)
+        for name, order in orders.items():
+            self.counts[name] = min(order["replicas"], int(self.labels.get(SCALE_MAX, 99)))
+            self.annotations[name] = order.get("annotations", {}).get(PLACEMENT, self.annotations[name])
+
+    def follow_replicas(self) -> Iterator[dict[str, list[dict[str, str]]]]:
+        """A feed that breaks, or that is ended after what there is now."""
+        if self.end is not None:
+            raise self.end
+        yield self.replicas()
+
+
+class Memory:
+    """Weights managers of nodes by what they hold; what is released is noted."""
+
+    def __init__(self, **held: set[str]) -> None:
+        self._held = held
+        self.released: dict[str, list[str]] = {}
+
+    def nodes(self) -> list[str]:
+        return sorted(self._held)
+
+    def memory(self, node: str) -> NodeMemory:
+        return NodeMemory(frozenset(self._held[node]), 1e9, 1e9)
+
+    def hold(self, node: str, wanted: Any) -> None:
+        self._held[node] |= {region.name for region, _ in wanted}
+
+    def release(self, node: str, names: list[str]) -> int:
+        self.released[node] = names
+        return len(names)
+
+    def close(self) -> None:
+        pass
+
+
+def order(replicas: int, annotation: str) -> dict[str, Any]:
+    return {"replicas": replicas, "annotations": {PLACEMENT: annotation}}
+
+
+@pytest.fixture
+def manifest(minilm_pipeline: Path) -> Manifest:
+    return load(minilm_pipeline, verify=False)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "live", "restored"),
+    [
+        pytest.param("", "a", "a=1", id="it-waits-for-its-turn"),
+        pytest.param("a=1", "a", "a=1", id="it-waits-where-it-was-ordered"),
+        pytest.param("b=1,a=2", "aab", "b=1,a=2", id="in-the-order-of-its-annotation"),
+        pytest.param("", "", "", id="in-crash-backoff"),
+        pytest.param("b=1", "", "b=1", id="in-crash-backoff-where-it-was-ordered"),
+    ],
+)
+def test_a_function_whose_replicas_show_nothing_of_the_move_is_taken_back(
+    tmp_path: Path, manifest: Manifest, annotation: str, live: str, restored: str
+) -> None:
+    gateway = Gateway(manifest.name, f=annotation, g="")
+    gateway.stuck["f"] = live
+    coordinator = coordinator_of(gateway, manifest, tmp_path)
+    if live:
+        taken_back = "the move was taken back: the gateway ended its feed"
+    else:  # it is not ready where it was either
+        taken_back = "taken back" if not annotation else "not taken back .* --roll-back"
+    with pytest.raises(MoveError, match=taken_back):
+        coordinator.move({"f": {"c": 2}})
+    assert gateway.orders == [{"f": order(2, "c=2")}, {"f": order(max(len(live), 1), restored)}]
+
+
+def test_a_roll_back_orders_functions_that_still_run_where_they_were(tmp_path: Path, manifest: Manifest) -> None:
+    gateway = Gateway(manifest.name, f="b=1", g="b=1")
+    gateway.stuck["f"] = "a"
+    Journal(tmp_path).write(Entry(manifest.name, "switching", {"f": {"a": 1}, "g": {"b": 1}}, {"f": {"b": 1}}))
+    coordinator_of(gateway, manifest, tmp_path).roll_back()
+    assert gateway.orders == [{"f": order(1, "a=1")}]
+    assert Journal(tmp_path).read(manifest.name) is None
+
+
+def test_a_move_that_ordered_nothing_yet_is_taken_back_without_an_order(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RegionError("no room")
+
+    gateway = Gateway(manifest.name, f="")
+    coordinator = coordinator_of(gateway, manifest, tmp_path)
+    monkeypatch.setattr(coordinator, "_copy", fail)
+    with pytest.raises(MoveError, match="taken back: no room"):
+        coordinator.move({"f": {"b": 1}})
+    assert gateway.orders == []
+    assert Journal(tmp_path).read(manifest.name) is None
+
+
+def test_what_a_controller_scales_while_weights_are_copied_stays(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``g`` is none of the move's business, and ``f`` moves with as many replicas as the controller gave it."""
+    gateway = Gateway(manifest.name, f="", g="")
+    coordinator = coordinator_of(gateway, manifest, tmp_path)
+    monkeypatch.setattr(coordinator, "_copy", lambda *_: gateway.counts.update(f=3, g=4))
+    coordinator.move({"f": {"b": 1}})
+    assert gateway.orders == [{"f": order(3, "b=3")}]
+
+
+def test_a_take_back_keeps_a_controllers_replicas_and_not_the_moves(tmp_path: Path, manifest: Manifest) -> None:
+    before = {"f": {"a": 1}, "g": {"a": 1}, "h": {"a": 1}}
+    Journal(tmp_path).write(Entry(manifest.name, "switching", before, {"f": {"b": 9}, "g": {"b": 2}, "h": {"b": 0}}))
+    gateway = Gateway(manifest.name, f="b=9", g="b=2", h="b=1")
+    gateway.counts |= {"f": 4, "g": 3, "h": 0}
+    gateway.labels[SCALE_MAX] = "4"
+    coordinator_of(gateway, manifest, tmp_path).roll_back()
+    assert gateway.orders == [{"f": order(1, "a=1"), "g": order(3, "a=3"), "h": order(1, "a=1")}]
+
+
+def test_a_function_that_was_scaled_to_zero_meanwhile_is_to_start_where_the_move_has_it(
+    tmp_path: Path, manifest: Manifest
+) -> None:
+    gateway = Gateway(manifest.name, f="a=1", g="")
+    gateway.counts["f"] = 0
+    before = {"f": {"a": 1}, "g": {"a": 1}}
+    Journal(tmp_path).write(Entry(manifest.name, "switching", before, {"f": {"b": 1}}))
+    coordinator_of(gateway, manifest, tmp_path).resume()
+    assert gateway.orders == [{"f": order(0, "b=1")}]
+
+
+@pytest.mark.parametrize(("annotation", "sent"), [("b=2,a=2", []), ("", []), ("a=1", [{"f": order(2, "a=1,b=1")}])])
+def test_functions_that_are_ordered_as_desired_already_are_left_alone(
+    tmp_path: Path, manifest: Manifest, annotation: str, sent: list[Any]
+) -> None:
+    gateway = Gateway(manifest.name, f=annotation)
+    gateway.counts["f"] = 2
+    if not annotation:
+        gateway.stuck["f"] = "ab"
+    coordinator_of(gateway, manifest, tmp_path)._order(
+        Entry(manifest.name, "switching", {"f": {"a": 2}}, {"f": {"a": 1, "b": 1}})
+    )
+    assert gateway.orders == sent
+
+
+def test_a_gateway_that_goes_away_within_its_feed_leaves_a_move_that_can_be_rolled_back(
+    tmp_path: Path, manifest: Manifest
+) -> None:
+    gateway = Gateway(manifest.name, f="")
+    gateway.end = GatewayUnreachableError("gone")
+    coordinator = coordinator_of(gateway, manifest, tmp_path)
+    with pytest.raises(MoveError, match=r"failed \(gone\) and is not taken back \(gone\).* --roll-back"):
+        coordinator.move({"f": {"b": 1}})
+    gateway.end = None
+    assert coordinator.roll_back() is not None
+    assert gateway.annotations == {"f": "a=1"}
+
+
+def test_a_move_that_was_broken_off_is_not_replaced_by_the_next(tmp_path: Path, manifest: Manifest) -> None:
+    entry = Entry(manifest.name, "switching", {"f": {"a": 1}}, {"f": {"b": 1}})
+    Journal(tmp_path).write(entry)
+    gateway = Gateway(manifest.name, f="b=1")
+    with pytest.raises(MoveError, match=r"was broken off; first .* --resume` or `--roll-back`"):
+        coordinator_of(gateway, manifest, tmp_path).move({"f": {"a": 1, "b": 1}})
+    assert (gateway.orders, Journal(tmp_path).read(manifest.name)) == ([], entry)
+
+
+@pytest.mark.parametrize(("back", "annotation"), [(False, "b=1"), (True, "a=1")])
+def test_a_move_of_functions_that_are_others_now_is_taken_up(
+    tmp_path: Path, manifest: Manifest, caplog: pytest.LogCaptureFixture, back: bool, annotation: str
+) -> None:
+    """Weights of functions that came since stay where these run."""
+    segment, expert = manifest.nodes[0], manifest.experts(0)[0]
+    regions = {one: f"{manifest.name}/{one.weights.file}" for one in (segment, expert)}
+    gateway = Gateway(manifest.name, f="a=1" if not back else "b=1", new="b=1")
+    gateway.nodes |= {"f": segment.id, "new": expert.id}
+    before: Any = {"f": {"a": 1}, "gone": {"a": 1}}
+    Journal(tmp_path).write(Entry(manifest.name, "switching", before, {"f": {"b": 1}, "gone": {"b": 1}}))
+    coordinator = coordinator_of(gateway, manifest, tmp_path)
+    memory = coordinator._local.managers = Memory(a=set(regions.values()), b=set(regions.values()))
+    assert (coordinator.roll_back() if back else coordinator.resume()) is not None
+    assert gateway.annotations == {"f": annotation, "new": "b=1"}
+    assert memory.released["a"] == sorted(regions.values() if not back else [regions[expert]])
+    assert memory.released.get("b") == ([regions[segment]] if back else None)
+    assert "1 of its functions are gone (gone), 1 are new (new)" in caplog.text

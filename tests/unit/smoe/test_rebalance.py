@@ -32,6 +32,7 @@ class Simulated:
         self.url = "played"
         self.orders: list[dict[str, Any]] = []
         self.refuses = False
+        self.broken_off = False
         self._answers = {node: self._statistics(node, calls) for node in "ab"}
         self._servers = {node: self._serve(answer) for node, answer in self._answers.items()}
 
@@ -50,7 +51,12 @@ class Simulated:
     def functions(self) -> list[dict[str, Any]]:
         return [{"name": name, "labels": {"smoe.pipeline": self.manifest.name}} for name in self.replicas()]
 
+    def roll_back(self) -> Any:
+        was, self.broken_off = self.broken_off, False
+        return SimpleNamespace(settled_s=0.5) if was else None
+
     def move(self, target: Any) -> Any:
+        assert not self.broken_off
         if self.refuses:
             raise MoveError("the move was taken back: played")
         self.orders.append(target)
@@ -176,3 +182,14 @@ def test_decisions_go_on_after_one_that_failed(simulated: Simulated, run: Any, m
     result = run("--every", "7")
     assert "no decision: the move was taken back: played" in result.output
     assert (waited, len(simulated.orders)) == ([7.0, 7.0], 1)
+
+
+@pytest.mark.parametrize(("option", "taken_back"), [("--once", True), ("--dry-run", False)])
+def test_a_move_that_was_broken_off_is_taken_back_before_a_decision(
+    simulated: Simulated, run: Any, option: str, taken_back: bool
+) -> None:
+    simulated.broken_off = True
+    result = run(option)
+    assert result.exit_code == 0, result.output
+    assert ("broken off is taken back" in result.output, simulated.broken_off) == (taken_back, not taken_back)
+    assert len(simulated.orders) == taken_back
