@@ -44,9 +44,12 @@ too: next to one that waits for processes, so that two workers do not compile th
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Fewer examples of each property where slow tests are left out."""
+    """Fewer examples of each property where slow tests are left out; Schemathesis, which takes a second to import, only
+    where they are not."""
     if "not slow" in config.option.markexpr:
         settings.load_profile("quick")
+    else:
+        config.pluginmanager.import_plugin("schemathesis.pytest.plugin")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
 
-def some_fast(values: Iterable[Any], fast: int = 3) -> list[Any]:
-    """``values`` for ``pytest.mark.parametrize``; all but the first ``fast`` are slow."""
+def some_fast(values: Iterable[Any], fast: int | Collection[Any] = 3) -> list[Any]:
+    """``values`` for ``pytest.mark.parametrize``; all but the first ``fast``, or but those in ``fast``, are slow."""
     return [
-        value
-        if place < fast
-        else pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow)
+        value if (place < fast if isinstance(fast, int) else value in fast) else _slow(value)
         for place, value in enumerate(values)
     ]
+
+
+def _slow(value: Any) -> Any:
+    if hasattr(value, "marks"):  # of pytest.param
+        return pytest.param(*value.values, marks=(*value.marks, pytest.mark.slow), id=value.id)
+    return pytest.param(*(value if type(value) is tuple else (value,)), marks=pytest.mark.slow)
 
 
 def examples(number: int) -> int:

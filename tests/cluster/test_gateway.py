@@ -49,6 +49,7 @@ async def test_a_gateway_that_starts_again_finds_everything(backends: Backends) 
     assert (state(second).spec, len(state(second).ready)) == (MORE, 3)
 
 
+@pytest.mark.slow
 async def test_there_may_be_more_than_fifteen_functions(target: Target, backends: Backends) -> None:
     backend = await backends()
     names = {f"f-{i}" for i in range(16)}

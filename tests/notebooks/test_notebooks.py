@@ -32,10 +32,14 @@ def stored(name: str) -> Any:
     return nbformat.read(HERE / f"{name}.ipynb", as_version=4)
 
 
-def test_a_notebook_is_named_by_its_path_too_and_one_that_is_not_there_is_refused() -> None:
+def test_a_notebook_that_is_not_there_is_refused_with_those_there_are() -> None:
     refused = CliRunner().invoke(main, ["notebooks/figure-99.ipynb"])
     assert refused.exit_code == 2 and "figure-99 is no notebook of" in refused.output
     assert "figure-06" in refused.output
+
+
+@pytest.mark.slow
+def test_a_notebook_is_named_by_its_path_too() -> None:
     checked = CliRunner().invoke(main, ["notebooks/figure-06.ipynb", "--check"])
     assert (checked.exit_code, checked.output) == (0, "figure-06.ipynb: as stored\n")
 

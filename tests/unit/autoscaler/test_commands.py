@@ -289,6 +289,7 @@ def callers(request: pytest.FixtureRequest) -> Iterator[bool]:
     gc.freeze()
 
 
+@pytest.mark.slow
 def test_what_stays_is_out_of_the_collector_s_way_until_the_end(callers: bool) -> None:
     before, frozen = gc.get_threshold(), gc.get_freeze_count()
     assert callers == (frozen > 0)

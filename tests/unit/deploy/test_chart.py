@@ -107,6 +107,7 @@ def by_default() -> dict[Key, Object]:
     return rendered(({}, "openfaas"))[0]
 
 
+@cache
 def of_kustomize() -> dict[Key, Object]:
     """What ``kubectl kustomize deploy`` prints, but for the hashes that it adds to the names of config maps."""
     objects = objects_of([(ROOT / "deploy" / path).read_text() for path in KUSTOMIZATION["resources"]])

@@ -13,6 +13,7 @@ import torch
 from moe.reference import WholeModel
 from moe.split import split
 from moe.threads import computing_threads
+from tests.parameters import some_fast
 from tests.unit.moe import tiny
 
 
@@ -52,7 +53,7 @@ def make_case(family: str, root: Path, experts: int = 3, top_k: int | None = 3, 
     return Case(family, model, checkpoint, root / "pipeline")
 
 
-@pytest.fixture(scope="session", params=list(tiny.BUILDERS))
+@pytest.fixture(scope="session", params=some_fast(tiny.BUILDERS, tiny.FAST))
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     return make_case(request.param, tmp_path_factory.mktemp(request.param))
 

@@ -14,6 +14,7 @@ from moe.errors import CacheFullError, CacheMissError, ProgramInputError
 from moe.kv_bytes import kv_bytes
 from moe.reference import WholeModel, pack
 from moe.split import split
+from tests.parameters import some_fast
 from tests.unit.moe import tiny
 
 ENOUGH = 8 << 20
@@ -44,7 +45,9 @@ def close(ours: Tensor, theirs: Tensor) -> None:
     assert float((ours - theirs).abs().max()) <= 1e-4
 
 
-@pytest.fixture(scope="module", params=tiny.DECODERS)
+@pytest.fixture(
+    scope="module", params=some_fast(tiny.DECODERS, ("gpt2", "llama", "mixtral-window", "gpt_oss", "deepseek_v3"))
+)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> WholeModel:
     return model_of(request.param, tmp_path_factory.mktemp(request.param))
 

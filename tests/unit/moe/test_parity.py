@@ -11,6 +11,7 @@ from torch import Tensor
 
 from moe.errors import ProgramInputError
 from moe.reference import WholeModel, pack
+from tests.parameters import some_fast
 from tests.unit.moe import tiny
 from tests.unit.moe.conftest import Case, make_case
 
@@ -100,7 +101,7 @@ def test_every_layers_experts_see_what_transformers_layers_see(case: Case) -> No
     assert max(tiny.relative(own, theirs) for own, theirs in zip(ours, seen, strict=True)) < BOUND
 
 
-@pytest.mark.parametrize("family", tiny.NATIVE)
+@pytest.mark.parametrize("family", some_fast(tiny.NATIVE, tiny.FAST))
 def test_routers_choose_the_same_experts_with_the_same_gates(family: str, tmp_path: Path) -> None:
     case = make_case(family, tmp_path)
     theirs: list[tuple[Tensor, Tensor]] = []
@@ -123,103 +124,114 @@ def test_routers_choose_the_same_experts_with_the_same_gates(family: str, tmp_pa
 
 @pytest.mark.parametrize(
     ("family", "changes"),
-    [
-        pytest.param("bert", {"hidden_act": "gelu_new"}, id="bert-tanh-gelu"),
-        pytest.param("bert", {"hidden_act": "relu", "type_vocab_size": 1}, id="bert-relu-one-type"),
-        pytest.param("roberta", {"pad_token_id": 0, "type_vocab_size": 1}, id="roberta-padding-first"),
-        pytest.param("distilbert", {"activation": "relu", "sinusoidal_pos_embds": True}, id="distilbert-relu-sines"),
-        pytest.param("gpt2", {"scale_attn_by_inverse_layer_idx": True}, id="gpt2-scale-by-layer"),
-        pytest.param("gpt2", {"scale_attn_weights": False}, id="gpt2-no-scale"),
-        pytest.param("gpt2", {"tie_word_embeddings": False}, id="gpt2-untied"),
-        pytest.param("gpt2", {"activation_function": "gelu"}, id="gpt2-exact-gelu"),
-        pytest.param("gpt2", {"reorder_and_upcast_attn": True}, id="gpt2-upcast"),
-        pytest.param("bert2bert", {"num_hidden_layers": 1}, id="bert2bert-short-decoder"),
-        pytest.param("mixtral", {"sliding_window": 5}, id="mixtral-window"),
-        pytest.param("mixtral", {"num_key_value_heads": 4}, id="mixtral-all-heads"),
-        pytest.param("mixtral", {"num_key_value_heads": 1}, id="mixtral-one-kv-head"),
-        pytest.param("mixtral", {"head_dim": 24}, id="mixtral-own-head-dim"),
-        pytest.param("mixtral", {"rope_theta": 500.0}, id="mixtral-theta"),
-        pytest.param("mixtral", {"num_experts_per_tok": 1}, id="mixtral-top-1"),
-        pytest.param("qwen3_moe", {"norm_topk_prob": True}, id="qwen-normalised"),
-        pytest.param("qwen3_moe", {"attention_bias": True}, id="qwen-bias"),
-        pytest.param("qwen3_moe", {"mlp_only_layers": None, "decoder_sparse_step": 2}, id="qwen-sparse-step"),
-        pytest.param("qwen3_moe", {"tie_word_embeddings": True}, id="qwen-tied"),
-        pytest.param("qwen3_moe", {"use_sliding_window": True, "sliding_window": 3}, id="qwen-window"),
-        pytest.param("olmoe", {"clip_qkv": 0.4}, id="olmoe-clip"),
-        pytest.param("olmoe", {"norm_topk_prob": True, "hidden_act": "gelu"}, id="olmoe-normalised-gelu"),
-        pytest.param("olmoe", {"attention_bias": True}, id="olmoe-bias"),
-        pytest.param("qwen2_moe", {"norm_topk_prob": True, "qkv_bias": False}, id="qwen2-moe-normalised-no-bias"),
-        pytest.param(
-            "qwen2_moe",
-            {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 0},
-            id="qwen2-moe-window",
-        ),
-        pytest.param("granitemoe", {"attention_bias": True, "tie_word_embeddings": True}, id="granite-bias-tied"),
-        pytest.param("llama", {"attention_bias": True, "head_dim": 24}, id="llama-bias-own-head-dim"),
-        pytest.param("llama", {"tie_word_embeddings": True, "rope_theta": 500.0}, id="llama-tied-theta"),
-        pytest.param("llama", {"num_key_value_heads": 1, "hidden_act": "gelu"}, id="llama-one-kv-head-gelu"),
-        pytest.param("llama", {"rope_parameters": LLAMA3}, id="llama3-positions"),
-        pytest.param("llama", {"rope_parameters": YARN}, id="llama-yarn"),
-        pytest.param("llama", {"rope_parameters": {**YARN, "truncate": False, "mscale": 2.0}}, id="llama-yarn-uncut"),
-        pytest.param(
-            "qwen3_moe",
-            {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.2, "factor": 3.0}},
-            id="qwen-yarn-two-mscales",
-        ),
-        pytest.param(
-            "mixtral", {"rope_parameters": {"rope_type": "linear", "rope_theta": 50.0, "factor": 3.0}}, id="linear"
-        ),
-        pytest.param("llama", {"rope_parameters": LONGROPE}, id="llama-longrope"),
-        pytest.param("phimoe", {"rope_parameters": {**LONGROPE, **MSCALES}}, id="phimoe-longrope"),
-        pytest.param("phimoe", {"router_jitter_noise": 0.4, "sliding_window": 5}, id="phimoe-jitter-window"),
-        pytest.param("phimoe", {"attention_bias": False, "lm_head_bias": False}, id="phimoe-no-biases"),
-        pytest.param(
-            "glm4_moe",
-            {"use_qk_norm": True, "attention_bias": True, "n_group": 1, "topk_group": 1},
-            id="glm-head-norms-biases-no-groups",
-        ),
-        pytest.param(
-            "glm4_moe",
-            {
-                "norm_topk_prob": False,
-                "n_shared_experts": 2,
-                "first_k_dense_replace": 2,
-                "rope_parameters": {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.25},
-            },
-            id="glm-not-normalised-two-dense-quarter-turning",
-        ),
-        pytest.param("mistral", {"sliding_window": 5}, id="mistral-window"),
-        pytest.param(
-            "qwen2", {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 0}, id="qwen2-window"
-        ),
-        pytest.param(
-            "qwen2", {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}, id="qwen2-mixed-windows"
-        ),
-        pytest.param(
-            "gpt_oss", {"attention_bias": False, "swiglu_alpha": 1.2, "swiglu_limit": 7.0}, id="oss-unclamped"
-        ),
-        pytest.param(
-            "gpt_oss", {"layer_types": ["full_attention"] * 3, "rope_parameters": None}, id="oss-full-default-positions"
-        ),
-        pytest.param("deepseek_v2", {"topk_method": "greedy", "q_lora_rank": None}, id="deepseek-v2-lite"),
-        pytest.param(
-            "deepseek_v2",
-            {"attention_bias": True, "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7}},
-            id="deepseek-v2-yarn-biases",
-        ),
-        pytest.param(
-            "deepseek_v3",
-            {"attention_bias": True, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.4}},
-            id="deepseek-v3-yarn-biases",
-        ),
-        pytest.param(
-            "deepseek_v3",
-            {"rope_interleave": False, "norm_topk_prob": False, "q_lora_rank": None},
-            id="deepseek-half",
-        ),
-        pytest.param("qwen2", {"use_sliding_window": False, "sliding_window": 3}, id="qwen2-window-off"),
-        pytest.param("qwen3", {"attention_bias": True, "tie_word_embeddings": True}, id="qwen3-bias-tied"),
-    ],
+    some_fast(
+        [
+            pytest.param("bert", {"hidden_act": "gelu_new"}, id="bert-tanh-gelu"),
+            pytest.param("bert", {"hidden_act": "relu", "type_vocab_size": 1}, id="bert-relu-one-type"),
+            pytest.param("roberta", {"pad_token_id": 0, "type_vocab_size": 1}, id="roberta-padding-first"),
+            pytest.param(
+                "distilbert", {"activation": "relu", "sinusoidal_pos_embds": True}, id="distilbert-relu-sines"
+            ),
+            pytest.param("gpt2", {"scale_attn_by_inverse_layer_idx": True}, id="gpt2-scale-by-layer"),
+            pytest.param("gpt2", {"scale_attn_weights": False}, id="gpt2-no-scale"),
+            pytest.param("gpt2", {"tie_word_embeddings": False}, id="gpt2-untied"),
+            pytest.param("gpt2", {"activation_function": "gelu"}, id="gpt2-exact-gelu"),
+            pytest.param("gpt2", {"reorder_and_upcast_attn": True}, id="gpt2-upcast"),
+            pytest.param("bert2bert", {"num_hidden_layers": 1}, id="bert2bert-short-decoder"),
+            pytest.param("mixtral", {"sliding_window": 5}, id="mixtral-window"),
+            pytest.param("mixtral", {"num_key_value_heads": 4}, id="mixtral-all-heads"),
+            pytest.param("mixtral", {"num_key_value_heads": 1}, id="mixtral-one-kv-head"),
+            pytest.param("mixtral", {"head_dim": 24}, id="mixtral-own-head-dim"),
+            pytest.param("mixtral", {"rope_theta": 500.0}, id="mixtral-theta"),
+            pytest.param("mixtral", {"num_experts_per_tok": 1}, id="mixtral-top-1"),
+            pytest.param("qwen3_moe", {"norm_topk_prob": True}, id="qwen-normalised"),
+            pytest.param("qwen3_moe", {"attention_bias": True}, id="qwen-bias"),
+            pytest.param("qwen3_moe", {"mlp_only_layers": None, "decoder_sparse_step": 2}, id="qwen-sparse-step"),
+            pytest.param("qwen3_moe", {"tie_word_embeddings": True}, id="qwen-tied"),
+            pytest.param("qwen3_moe", {"use_sliding_window": True, "sliding_window": 3}, id="qwen-window"),
+            pytest.param("olmoe", {"clip_qkv": 0.4}, id="olmoe-clip"),
+            pytest.param("olmoe", {"norm_topk_prob": True, "hidden_act": "gelu"}, id="olmoe-normalised-gelu"),
+            pytest.param("olmoe", {"attention_bias": True}, id="olmoe-bias"),
+            pytest.param("qwen2_moe", {"norm_topk_prob": True, "qkv_bias": False}, id="qwen2-moe-normalised-no-bias"),
+            pytest.param(
+                "qwen2_moe",
+                {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 0},
+                id="qwen2-moe-window",
+            ),
+            pytest.param("granitemoe", {"attention_bias": True, "tie_word_embeddings": True}, id="granite-bias-tied"),
+            pytest.param("llama", {"attention_bias": True, "head_dim": 24}, id="llama-bias-own-head-dim"),
+            pytest.param("llama", {"tie_word_embeddings": True, "rope_theta": 500.0}, id="llama-tied-theta"),
+            pytest.param("llama", {"num_key_value_heads": 1, "hidden_act": "gelu"}, id="llama-one-kv-head-gelu"),
+            pytest.param("llama", {"rope_parameters": LLAMA3}, id="llama3-positions"),
+            pytest.param("llama", {"rope_parameters": YARN}, id="llama-yarn"),
+            pytest.param(
+                "llama", {"rope_parameters": {**YARN, "truncate": False, "mscale": 2.0}}, id="llama-yarn-uncut"
+            ),
+            pytest.param(
+                "qwen3_moe",
+                {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.2, "factor": 3.0}},
+                id="qwen-yarn-two-mscales",
+            ),
+            pytest.param(
+                "mixtral", {"rope_parameters": {"rope_type": "linear", "rope_theta": 50.0, "factor": 3.0}}, id="linear"
+            ),
+            pytest.param("llama", {"rope_parameters": LONGROPE}, id="llama-longrope"),
+            pytest.param("phimoe", {"rope_parameters": {**LONGROPE, **MSCALES}}, id="phimoe-longrope"),
+            pytest.param("phimoe", {"router_jitter_noise": 0.4, "sliding_window": 5}, id="phimoe-jitter-window"),
+            pytest.param("phimoe", {"attention_bias": False, "lm_head_bias": False}, id="phimoe-no-biases"),
+            pytest.param(
+                "glm4_moe",
+                {"use_qk_norm": True, "attention_bias": True, "n_group": 1, "topk_group": 1},
+                id="glm-head-norms-biases-no-groups",
+            ),
+            pytest.param(
+                "glm4_moe",
+                {
+                    "norm_topk_prob": False,
+                    "n_shared_experts": 2,
+                    "first_k_dense_replace": 2,
+                    "rope_parameters": {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.25},
+                },
+                id="glm-not-normalised-two-dense-quarter-turning",
+            ),
+            pytest.param("mistral", {"sliding_window": 5}, id="mistral-window"),
+            pytest.param(
+                "qwen2", {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 0}, id="qwen2-window"
+            ),
+            pytest.param(
+                "qwen2",
+                {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
+                id="qwen2-mixed-windows",
+            ),
+            pytest.param(
+                "gpt_oss", {"attention_bias": False, "swiglu_alpha": 1.2, "swiglu_limit": 7.0}, id="oss-unclamped"
+            ),
+            pytest.param(
+                "gpt_oss",
+                {"layer_types": ["full_attention"] * 3, "rope_parameters": None},
+                id="oss-full-default-positions",
+            ),
+            pytest.param("deepseek_v2", {"topk_method": "greedy", "q_lora_rank": None}, id="deepseek-v2-lite"),
+            pytest.param(
+                "deepseek_v2",
+                {"attention_bias": True, "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7}},
+                id="deepseek-v2-yarn-biases",
+            ),
+            pytest.param(
+                "deepseek_v3",
+                {"attention_bias": True, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.4}},
+                id="deepseek-v3-yarn-biases",
+            ),
+            pytest.param(
+                "deepseek_v3",
+                {"rope_interleave": False, "norm_topk_prob": False, "q_lora_rank": None},
+                id="deepseek-half",
+            ),
+            pytest.param("qwen2", {"use_sliding_window": False, "sliding_window": 3}, id="qwen2-window-off"),
+            pytest.param("qwen3", {"attention_bias": True, "tie_word_embeddings": True}, id="qwen3-bias-tied"),
+        ],
+        fast=12,
+    ),
 )
 def test_configurations_are_honoured(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
     assert_parity(make_case(family, tmp_path, **changes))

@@ -107,6 +107,8 @@ BUILDERS: dict[str, Callable[..., Any]] = {
         for family, (name, numbers) in CAUSAL.items()
     },
 }
+FAST = ("bert", "bert2bert", "gpt2", "qwen2_moe", "gpt_oss", "deepseek_v3", "llama")
+"""One of each kind: the others' tests are slow."""
 ENCODERS = ("bert", "roberta", "distilbert")
 WINDOW = {"sliding_window": 24}
 DECODERS: dict[str, dict[str, Any]] = {

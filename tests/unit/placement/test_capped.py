@@ -108,6 +108,7 @@ def evened(layout: Layout, limit: float) -> float:
     return even_out(layout, limit)
 
 
+@pytest.mark.slow
 def test_the_fullest_node_gives_what_leaves_the_fuller_of_both_least_tokens() -> None:
     held, load = np.array([[0, 1], [2, 3]], dtype=np.int32), np.array([7.0, 3.0])
     layout = Layout(held, np.ones(4, dtype=np.int32), np.array([4.0, 3.0, 2.0, 1.0]), load, np.zeros((2, 2)), load * 0)

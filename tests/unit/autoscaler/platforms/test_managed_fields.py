@@ -6,12 +6,13 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.platforms.kubernetes.managed_fields import without_managed_fields
 from tests.doubles.kubernetes.functions import put, spec
 from tests.doubles.kubernetes.running import Running
+from tests.parameters import examples
 
 TEXTS = st.one_of(
     st.text(max_size=12),
@@ -50,6 +51,7 @@ def bare(document: dict[str, Any]) -> dict[str, Any]:
     return {**document, "metadata": metadata}
 
 
+@settings(max_examples=examples(50))
 @given(st.lists(objects(), max_size=4))
 def test_whatever_an_object_holds_nothing_but_its_managed_fields_is_cut(items: list[dict[str, Any]]) -> None:
     page = orjson.loads(without_managed_fields(orjson.dumps({"metadata": {}, "items": items})))

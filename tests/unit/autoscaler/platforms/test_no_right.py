@@ -9,6 +9,7 @@ import pytest
 from autoscaler.contract import Configuration
 from tests.doubles.kubernetes.fixtures import resources
 from tests.doubles.kubernetes.running import Running
+from tests.parameters import some_fast
 from tests.unit.autoscaler.builders import PRICES, configuration
 from tests.unit.autoscaler.platforms.ticks import BIG, TICK_S, F, G, Stories, hits
 
@@ -50,7 +51,7 @@ def without(double: Running, missing: str) -> None:
 
 @pytest.mark.parametrize(
     ("missing", "desired"),
-    [("deployments/scale", configuration(4)), ("deployments", BIG)],
+    some_fast([("deployments/scale", configuration(4)), ("deployments", BIG)], 1),
     ids=["replicas", "limits"],
 )
 def test_an_order_without_the_right_to_it_is_tried_again_after_growing_times(

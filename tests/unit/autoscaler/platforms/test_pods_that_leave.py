@@ -63,6 +63,7 @@ def test_while_pods_end_those_that_wait_for_their_room_are_not_taken_back(double
     assert "patch deployments/scale" not in writes(double)[begun:] and note(double) is None
 
 
+@pytest.mark.slow
 def test_pods_that_end_for_ever_are_waited_for_three_times_as_long(double: Running, stories: Stories) -> None:
     story = held(double, stories)
     kill_all(double)
@@ -113,6 +114,7 @@ def test_what_was_taken_back_for_want_of_room_comes_again_under_a_policy_that_ho
     assert story.present().replicas == on_nodes(double) == 4 and story.platform.bounds() == {} and note(double) is None
 
 
+@pytest.mark.slow
 def test_a_controller_that_starts_afterwards_brings_it_back_too(
     double: Running, stories: Stories, platforms: Platforms
 ) -> None:
@@ -126,6 +128,7 @@ def test_a_controller_that_starts_afterwards_brings_it_back_too(
     assert other.present().replicas == 4
 
 
+@pytest.mark.slow
 def test_what_people_scale_afterwards_is_left_to_them(double: Running, stories: Stories, platforms: Platforms) -> None:
     story = held(double, stories)
     kill_all(double)
@@ -138,6 +141,7 @@ def test_what_people_scale_afterwards_is_left_to_them(double: Running, stories: 
         assert story.present().replicas == replicas and note(double) is None
 
 
+@pytest.mark.slow
 def test_room_that_never_comes_back_is_asked_for_less_and_less_often_and_the_number_is_kept(
     double: Running, stories: Stories
 ) -> None:

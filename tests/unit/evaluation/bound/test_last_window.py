@@ -25,6 +25,7 @@ from simulation.profiles.model import bundled
 from simulation.profiles.model.bundled import nearest
 from simulation.workloads.paper import paper_workload
 from simulation.workloads.workload import TokenLengths
+from tests.parameters import some_fast
 from tests.unit.evaluation.bound.builders import EXPERT, PRICES, workload
 
 SLO_S = 0.03
@@ -191,7 +192,7 @@ def measured_making(pipeline: Path, name: str) -> Making:
     return Making(settings, topology, LimitSettings(space=ConfigurationSpace(gpu_shares=())), PRICES)
 
 
-@pytest.mark.parametrize("name", ["last-window", "staffing"])
+@pytest.mark.parametrize("name", some_fast(["staffing", "last-window"], 1))
 def test_where_no_model_is_named_it_plans_with_this_trees_profile(minilm_pipeline: Path, name: str) -> None:
     policy: Any = make_policy(measured_making(minilm_pipeline, name))
     workload = getattr(policy, "_workload", None) or policy._physics.workload

@@ -128,6 +128,7 @@ def test_replicas_whose_limits_do_not_give_them_the_cpu_seconds_are_not_enough()
     assert patient >= 2 * cheapest * (1 - 1e-6) and hurried > patient
 
 
+@pytest.mark.slow
 def test_rows_of_a_shared_machine_have_a_choice_above_the_bound_and_say_whether_the_slo_binds() -> None:
     model = Limited(base_s=0.002, token_s=0.001, power=0.3, scatter=Noise.lognormal(0.3), burst_s=0.004)
     one = workload((2, 2), model, hop_s=0.0, host=HOST, space=TWO, segment_configuration=SEGMENT)

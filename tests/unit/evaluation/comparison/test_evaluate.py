@@ -75,6 +75,7 @@ def test_no_policy_that_keeps_the_slo_costs_less_than_the_bound(summaries: list[
             assert found["provisioned_over_bound"] >= 0
 
 
+@pytest.mark.slow
 def test_what_is_stored_is_not_simulated_again_but_another_grid_is(
     grid: Grid, out: Path, summaries: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +183,7 @@ def test_every_window_is_in_a_table_with_its_costs_and_its_decisions_seconds(
     assert any(one.get("violated_windows") for one in summaries), "or nothing is said of an excess"
 
 
+@pytest.mark.slow
 def test_a_window_in_which_requests_wait_and_none_is_answered_breaks_the_slo(grid: Grid) -> None:
     short = replace(grid, window_s=0.05, seconds=4.0, seeds=(0,))
     summary, table = run_policy(short, prepare(short, next(short.groups())), "static")

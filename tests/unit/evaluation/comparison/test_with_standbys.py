@@ -23,6 +23,7 @@ from simulation.engine.requests import draw_requests
 from simulation.workloads.paper import paper_workload
 from simulation.workloads.workload import Host
 from simulation.workloads.worlds import in_world
+from tests.parameters import some_fast
 
 CELL = Group("bert-4", "bursty", 0, 0)
 START = Configuration(512, 2.0, 0.0, 1, 4)
@@ -67,7 +68,7 @@ def test_in_bursts_standbys_lower_the_p95_of_few_replicas_for_less_than_more_of_
     assert with_standbys["standbys_experts"] == pytest.approx(difference, rel=0.05)
 
 
-@pytest.mark.parametrize("base", ["hpa", "kpa", "elasticmoe", "last-window", "static"])
+@pytest.mark.parametrize("base", some_fast(["hpa", "static", "kpa", "elasticmoe", "last-window"], 2))
 def test_every_candidate_with_standbys_is_a_file_that_the_policy_takes(base: str, tmp_path: Path) -> None:
     name, settings = f"{base}+burst", candidates_of(f"{base}+burst")
     assert len(settings) == (48 if base in CANDIDATES else 24)

@@ -53,6 +53,7 @@ def test_one_for_all_is_the_cheapest_of_all_and_more_freedom_comes_near_its_opti
     assert optimum * (1 - 1e-9) <= per_expert <= NEAR * optimum and per_expert <= per_layer
 
 
+@pytest.mark.slow
 def test_a_search_is_by_the_meter_that_its_hours_are_judged_on() -> None:
     provisioned, busy = hour(0.055, 0), replace(hour(0.055, 0), meter="busy")
     few, many = ((one,) * 4 for one in (ONE_EACH[0], ONE_EACH[1]))

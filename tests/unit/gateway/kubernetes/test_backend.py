@@ -33,6 +33,7 @@ async def deployed(backend: KubernetesBackend, function: FunctionSpec = F, repli
     await until(backend, ready(replicas), function.name)
 
 
+@pytest.mark.slow
 async def test_there_may_be_more_than_fifteen_functions(backends: Backends) -> None:
     backend = await backends()
     await asyncio.gather(*(backend.create(spec(f"f-{i}"), 1) for i in range(16)))

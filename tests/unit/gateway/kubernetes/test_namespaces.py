@@ -241,6 +241,7 @@ async def test_a_gateway_that_may_not_list_namespaces_reports_it_at_the_start(
         await backends(all_namespaces=True)
 
 
+@pytest.mark.slow
 async def test_watches_of_many_namespaces_leave_room_for_calls(double: Running, backends: Backends) -> None:
     count = 20
     for number in range(count):

@@ -63,6 +63,7 @@ async def test_standbys_wait_are_activated_and_wait_again(backend: ProcessBacken
     assert {replica.pid for replica in after.replicas} == {replica.pid for replica in before.replicas}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("enforced")
 async def test_a_standby_has_next_to_no_cpu_until_it_is_activated(running: Starter) -> None:
     async with running(standby_floor_cores=0.125) as backend:
@@ -76,6 +77,7 @@ async def test_a_standby_has_next_to_no_cpu_until_it_is_activated(running: Start
         await eventually(lambda: sorted(cores(backend).values()) == [0.125, 1.0])
 
 
+@pytest.mark.slow
 async def test_between_requests_the_desired_replica_waits_too_and_counts_as_available(backend: ProcessBackend) -> None:
     await backend.create(spec("f", annotations={"smoe.burst": "standbys=1,sleep_s=2"}, limits={"cpu": "1"}), 1)
     waiting = await until(backend, "f", lambda s: states(s) == ["standby", "standby"])
@@ -95,6 +97,7 @@ async def test_a_call_that_no_ingress_announced_activates_a_waiting_replica(back
     assert states(state) == ["ready"]
 
 
+@pytest.mark.slow
 async def test_an_activation_ends_with_its_lease(backend: ProcessBackend) -> None:
     await backend.create(bursting(1), 1)
     await until(backend, "f", lambda s: states(s) == ["ready", "standby"])
@@ -112,6 +115,7 @@ async def test_scaling_up_takes_a_standby_at_once_and_starts_another_one(backend
     await until(backend, "f", lambda s: not s.replicas)
 
 
+@pytest.mark.slow
 async def test_a_replica_that_dies_is_replaced_by_a_standby(backend: ProcessBackend) -> None:
     await backend.create(bursting(1), 1)
     before = await until(backend, "f", lambda s: states(s) == ["ready", "standby"])
@@ -121,6 +125,7 @@ async def test_a_replica_that_dies_is_replaced_by_a_standby(backend: ProcessBack
     await until(backend, "f", lambda s: states(s) == ["ready", "standby"])
 
 
+@pytest.mark.slow
 async def test_without_its_annotation_a_function_loses_its_standbys_and_keeps_its_replica(
     backend: ProcessBackend,
 ) -> None:
@@ -131,6 +136,7 @@ async def test_without_its_annotation_a_function_loses_its_standbys_and_keeps_it
     assert after.ready == before.ready
 
 
+@pytest.mark.slow
 async def test_a_rolling_update_exchanges_standbys_too_and_always_has_one_that_takes_calls(
     backend: ProcessBackend,
 ) -> None:

@@ -59,6 +59,7 @@ async def test_a_command_takes_calls_of_the_gateway_only_and_does_not_see_the_ke
     assert (await ask(replica.address, **{HEADER: key}))[0] == 200
 
 
+@pytest.mark.slow
 async def test_the_feed_has_the_keys_and_each_command_one_of_its_own(keyed: tuple[ProcessBackend, Running]) -> None:
     backend, gateway = keyed
     for name in "ab":
@@ -73,6 +74,7 @@ async def test_the_feed_has_the_keys_and_each_command_one_of_its_own(keyed: tupl
     assert keys[0] not in repr(backend.get("a", NAMESPACE))
 
 
+@pytest.mark.slow
 async def test_a_gateway_s_keys_are_made_anew_at_each_start(running: Starter) -> None:
     keys = set()
     for _ in range(2):

@@ -64,6 +64,7 @@ async def test_a_command_does_not_read_its_gateway_s_environment(backend: Proces
     assert (await answer(backend, "g", f"cat /proc/{address.pid}/environ"))[0] == 500
 
 
+@pytest.mark.slow
 @as_root
 async def test_a_command_s_processes_end_with_their_parent_s(running: Starter) -> None:
     async with running() as backend:
@@ -76,6 +77,7 @@ async def test_a_command_s_processes_end_with_their_parent_s(running: Starter) -
         await eventually(lambda: not alive(pid))
 
 
+@pytest.mark.slow
 async def test_where_commands_have_no_users_the_gateway_reports_it(running: Starter) -> None:
     for wanted in (True, False):
         async with running(command_users=wanted) as backend:
@@ -89,6 +91,7 @@ async def test_functions_of_known_images_keep_the_gateway_s_user(backend: Proces
     assert Path(f"/proc/{pid}").stat().st_uid == Path("/proc/self").stat().st_uid
 
 
+@pytest.mark.slow
 def test_users_are_given_once_and_given_back() -> None:
     given = CommandUsers(possible=True)
     numbers = {given.of(f"f{number}.ns") for number in range(LAST - FIRST + 1)}
@@ -145,6 +148,7 @@ def test_the_watchdog_imports_nothing_once_it_serves() -> None:
     assert ended.stdout.strip() == ""
 
 
+@pytest.mark.slow
 @as_root
 async def test_commands_share_network_names_of_processes_and_what_all_users_may_read(backend: ProcessBackend) -> None:
     own = Path("/proc/self/ns/net").readlink()

@@ -98,6 +98,7 @@ async def test_what_does_not_fit_is_refused_and_the_function_stays_as_it_was(wit
         await until(backend, "g", ready(1))
 
 
+@pytest.mark.slow
 async def test_a_change_of_share_exchanges_the_worker_behind_a_switchover(with_gpus: Gpus) -> None:
     async with with_gpus(A, B) as backend:
         await backend.create(share("f", 8), 1)
@@ -120,6 +121,7 @@ async def _least_ready(backend: ProcessBackend, seen: list[int]) -> None:
         await backend.wait_change(version, 5.0)
 
 
+@pytest.mark.slow
 async def test_where_both_shares_do_not_fit_the_old_replicas_go_first_one_by_one(with_gpus: Gpus) -> None:
     async with with_gpus(A) as backend:
         await backend.create(share("f", 5), 2)
@@ -136,6 +138,7 @@ async def test_where_both_shares_do_not_fit_the_old_replicas_go_first_one_by_one
     assert any("no GPU has room for both shares" in text for text in texts)
 
 
+@pytest.mark.slow
 async def test_a_crashed_replica_comes_back_on_its_share(with_gpus: Gpus) -> None:
     async with with_gpus(A) as backend:
         await backend.create(share("f", 10), 1)
@@ -158,6 +161,7 @@ async def test_without_mps_a_replica_does_not_start_and_the_log_has_the_reason(w
 KEEPS_MEMORY = {"smoe.gpu-memory": "true"}
 
 
+@pytest.mark.slow
 async def test_who_keeps_memory_on_gpus_sees_all_of_them_under_the_same_daemon_and_holds_no_tenths(
     with_gpus: Gpus,
 ) -> None:
@@ -172,6 +176,7 @@ async def test_who_keeps_memory_on_gpus_sees_all_of_them_under_the_same_daemon_a
     }
 
 
+@pytest.mark.slow
 async def test_who_keeps_memory_on_gpus_waits_for_the_daemon_as_shares_do(with_gpus: Gpus) -> None:
     async with with_gpus(A, fails="the MPS control daemon did not answer") as backend:
         await backend.create(spec("f", annotations=KEEPS_MEMORY), 1)
@@ -180,6 +185,7 @@ async def test_who_keeps_memory_on_gpus_waits_for_the_daemon_as_shares_do(with_g
     assert any("could not be started: the MPS control daemon did not answer" in text for text in texts)
 
 
+@pytest.mark.slow
 async def test_on_a_machine_without_gpus_keeping_memory_there_changes_nothing(with_gpus: Gpus) -> None:
     async with with_gpus(fails="nobody may ask") as backend:
         await backend.create(spec("f", annotations=KEEPS_MEMORY), 1)
@@ -187,6 +193,7 @@ async def test_on_a_machine_without_gpus_keeping_memory_there_changes_nothing(wi
     assert not any(key.startswith("CUDA") or key == "smoe_device" for key in environ)
 
 
+@pytest.mark.slow
 async def test_beginning_to_keep_memory_on_gpus_takes_a_new_process(with_gpus: Gpus) -> None:
     async with with_gpus(A) as backend:
         await backend.create(spec("f"), 1)

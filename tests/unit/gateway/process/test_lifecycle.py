@@ -58,6 +58,7 @@ async def test_replicas_do_not_see_the_environment_of_the_gateway(
     assert (environ["injected"], environ["both"]) == ("f", "own")
 
 
+@pytest.mark.slow
 async def test_a_replica_holds_its_log_by_its_two_outputs_alone(backend: ProcessBackend) -> None:
     await backend.create(spec("f"), 1)
     (replica,) = (await until(backend, "f", ready(1))).ready
@@ -66,6 +67,7 @@ async def test_a_replica_holds_its_log_by_its_two_outputs_alone(backend: Process
     assert {name for name, to in held.items() if to == held["1"]} == {"1", "2"}
 
 
+@pytest.mark.slow
 async def test_a_replicas_process_has_its_functions_name(backend: ProcessBackend) -> None:
     await backend.create(spec("f"), 1)
     (replica,) = (await until(backend, "f", ready(1))).ready
@@ -129,6 +131,7 @@ async def test_a_crash_loop_backs_off_and_logs_the_exit_code(running: Starter) -
     assert "in 0.02 s" in reasons[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("image", "words"),
     [
@@ -153,6 +156,7 @@ async def test_a_program_that_raises_leaves_its_traceback_in_the_log(backend: Pr
     assert "ValueError: the weights are not there" in await log_texts(backend, "f")
 
 
+@pytest.mark.slow
 async def test_a_replica_that_never_becomes_ready_is_replaced(running: Starter) -> None:
     async with running(ready_timeout_s=0.3) as backend:
         await backend.create(spec("f", "never_ready"), 1)
@@ -177,6 +181,7 @@ async def test_a_new_environment_rolls_with_one_more_replica_and_never_fewer(bac
     assert [(await ask_json(replica.address))["environ"]["v"] for replica in state.ready] == ["2", "2"]
 
 
+@pytest.mark.slow
 async def test_an_update_that_cannot_start_keeps_the_old_replicas(backend: ProcessBackend) -> None:
     await backend.create(spec("f"), 1)
     old = (await until(backend, "f", ready(1))).ready[0]
@@ -200,6 +205,7 @@ async def test_max_inflight_labels_and_annotations_change_without_a_restart(back
     assert [replica.pid for replica in state.ready] == [before.pid]
 
 
+@pytest.mark.slow
 async def test_a_dead_warm_parent_is_started_again_and_replicas_come_back(backend: ProcessBackend) -> None:
     await backend.create(spec("f"), 2)
     before = await until(backend, "f", ready(2))
@@ -241,6 +247,7 @@ async def test_the_log_file_of_a_replica_that_ended_goes_once_there_are_newer_on
         assert len(list((tmp_path / "state" / "logs").glob("*/*.log"))) <= 3
 
 
+@pytest.mark.slow
 async def test_a_replica_that_refuses_connections_is_replaced_when_reported(backend: ProcessBackend) -> None:
     await backend.create(spec("f"), 1)
     before = (await until(backend, "f", ready(1))).ready[0]
@@ -321,6 +328,7 @@ async def test_waiting_for_a_change_ends_at_once_or_after_its_time(backend: Proc
     assert await waiting > version
 
 
+@pytest.mark.slow
 async def test_starts_and_ends_take_turns(running: Starter) -> None:
     gap_s = 0.4
     async with running(start_gap_s=gap_s) as backend:

@@ -68,6 +68,7 @@ async def test_a_replica_out_of_memory_is_restarted_with_that_reason(backend: Pr
     assert any("out of memory" in text for text in await log_texts(backend, "f"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("enforced")
 async def test_a_memory_limit_below_use_waits_and_kills_nobody(running: Starter) -> None:
     async with running(usage_interval_s=0.05) as backend:
@@ -155,6 +156,7 @@ async def test_limits_that_cannot_be_enforced_are_noted(running: Starter, tmp_pa
         assert any("not enforced" in note for note in backend.info().notes)
 
 
+@pytest.mark.slow
 async def test_a_limit_that_no_replica_fits_in_is_reported(running: Starter, enforced: None) -> None:
     async with running() as backend:
         await backend.create(spec("f", limits={"memory": "4Ki"}), 1)
@@ -163,6 +165,7 @@ async def test_a_limit_that_no_replica_fits_in_is_reported(running: Starter, enf
         assert any(reason in text for text in await log_texts(backend, "f") for reason in reasons)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("enforced")
 async def test_what_starts_or_ends_gives_way_to_what_serves(running: Starter) -> None:
     async with running(starting_share=0.25, background_share=0.5) as backend:

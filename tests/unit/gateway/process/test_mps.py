@@ -59,6 +59,7 @@ async def test_a_daemon_is_started_once_and_ends_with_the_gateway(
     assert not (mps.pipe / PID_FILE).exists()
 
 
+@pytest.mark.slow
 async def test_a_daemon_that_died_is_started_again(state: Path, control: str) -> None:
     mps = made(state, control)
     await mps.ready()

@@ -7,6 +7,7 @@ import pytest
 from gateway.backends.process.backend import ProcessBackend
 from gateway.backends.process.cgroup.limits import CgroupsV1
 from gateway.backends.process.function import ManagedFunction
+from tests.parameters import some_fast
 from tests.unit.gateway.process.conftest import NAMESPACE, Starter, ready, spec, until
 from tests.unit.gateway.process.test_limits import share_seen
 
@@ -33,7 +34,7 @@ STARTS = [
 ]
 
 
-@pytest.mark.parametrize(("limit", "boost", "starting"), STARTS)
+@pytest.mark.parametrize(("limit", "boost", "starting"), some_fast(STARTS, 2))
 async def test_a_replica_that_starts_has_the_boost_or_its_own_limit_where_that_is_more(
     running: Starter, limit: str, boost: float, starting: float | None
 ) -> None:
@@ -62,6 +63,7 @@ async def test_a_ready_replica_has_its_own_limit_before_anybody_hears_of_it(
         assert (at_ready, cores_seen(backend)) == ([pytest.approx(0.1)], pytest.approx(0.1))
 
 
+@pytest.mark.slow
 async def test_a_limit_that_changes_during_a_start_counts_from_its_end(running: Starter) -> None:
     async with running(startup_cpu_boost=0.8) as backend:
         await backend.create(spec("f", "never_ready", limits={"cpu": "100m"}), 1)

@@ -69,6 +69,7 @@ async def test_method_path_query_and_headers_are_in_the_environment(backend: Pro
     assert headers["content-type"] == "text/x-env"
 
 
+@pytest.mark.slow
 async def test_the_command_is_split_on_spaces_and_no_shell_is_involved(backend: ProcessBackend) -> None:
     address = await address_of(backend, command("f", "echo $HOME; 'a b' | cat"))
     assert (await ask(address))[2] == b"$HOME; 'a b' | cat\n"
@@ -112,6 +113,7 @@ async def test_a_failing_command_is_a_500_and_its_errors_are_logged(as_gateway: 
     assert any("this went wrong" in text for text in await log_texts(as_gateway, "f"))
 
 
+@pytest.mark.slow
 async def test_a_command_that_does_not_exist_is_a_500(backend: ProcessBackend) -> None:
     address = await address_of(backend, command("f", "no-such-command-at-all"))
     status, headers, _ = await ask(address)
@@ -164,6 +166,7 @@ async def test_a_drain_lets_commands_finish(backend: ProcessBackend) -> None:
     await until(backend, "f", ready(0))
 
 
+@pytest.mark.slow
 async def test_a_command_reads_its_secret_from_the_mount(as_gateway: ProcessBackend, tmp_path: Path) -> None:
     await as_gateway.put_secret("key", NAMESPACE, b"s3cret", create=True)
     program = tmp_path / "read.py"

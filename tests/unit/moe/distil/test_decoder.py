@@ -98,6 +98,7 @@ def test_gradients_reach_experts_that_were_not_chosen(dense: DenseDecoder, ids: 
     assert bool((module.router_weight.grad.abs().sum(1) > 0).all())
 
 
+@pytest.mark.slow
 def test_layers_trained_together_come_closer_to_the_dense_model(dense: DenseDecoder, ids: torch.Tensor) -> None:
     modules = {layer: mixture(dense, ids, layer) for layer in (0, 2)}
     losses = train_jointly(modules, dense, ids.repeat(4, 1), replace(RECIPE, joint=2048, joint_rate=1e-2))

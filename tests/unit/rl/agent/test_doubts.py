@@ -74,6 +74,7 @@ def test_what_was_trained_on_is_inside(ranges: Ranges) -> None:
         assert ranges.outside(state) == stored.outside(state) == ""
 
 
+@pytest.mark.slow
 def test_ten_times_the_load_is_outside_and_a_fifth_more_is_not(ranges: Ranges) -> None:
     assert ranges.outside(met(episode(rps=4.8))[-1]) == ""
     outside = ranges.outside(met(episode(rps=40.0))[-1])

@@ -19,6 +19,7 @@ from simulation.engine.controlled import Step, simulate_policy
 from simulation.engine.simulation import Simulation
 from simulation.latency.roofline import Roofline
 from simulation.workloads.workload import Host
+from tests.parameters import some_fast
 from tests.unit.rl.env.builders import REFERENCE, START, drawn, episode, requests, workload
 
 Actions = NDArray[np.int16]
@@ -135,7 +136,9 @@ def test_requests_that_wait_beyond_lambda_count_with_their_age() -> None:
 
 
 @pytest.mark.parametrize("meter", METERS)
-@pytest.mark.parametrize("host", [None, Host(cores=4.0, start_s=1e-4, send_s=1e-5, receive_s=1e-5, answer_s=1e-4)])
+@pytest.mark.parametrize(
+    "host", some_fast([None, Host(cores=4.0, start_s=1e-4, send_s=1e-5, receive_s=1e-5, answer_s=1e-4)], 1)
+)
 def test_a_branch_is_what_the_step_would_be_and_leaves_no_trace(meter: str, host: Host | None) -> None:
     own = workload() if host is None else replace(workload(), host=host, hop_s=0.0, latency=Roofline(noise_cv=0.0))
     one, other = (

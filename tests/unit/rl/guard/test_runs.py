@@ -72,6 +72,7 @@ def world() -> Prepared:
     return prepared(2, 120.0)
 
 
+@pytest.mark.slow
 def test_a_run_ends_the_same_every_time_and_hpa_under_another_seed_near_itself() -> None:
     longer = replace(SETTINGS, minutes=4.0)
     world = prepared(1, 240.0)

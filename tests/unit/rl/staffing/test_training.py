@@ -103,6 +103,7 @@ def test_the_noise_falls_by_the_run_s_minutes_where_they_end_it_before_its_windo
     assert learning.part == 0.5 and learning.part == 1.0
 
 
+@pytest.mark.slow
 def test_a_checkpoint_brings_back_networks_optimizers_and_replay(tmp_path: Path) -> None:
     model, other = stepped(), learner()
     model.anchored()

@@ -65,6 +65,7 @@ def test_targets_follow_slowly_and_only_after_the_critic_has_begun() -> None:
     assert apart > 0
 
 
+@pytest.mark.slow
 def test_warm_updates_in_parts_come_to_the_same_weights() -> None:
     whole, parts = agent_of(), agent_of()
     whole.clone(7)

@@ -67,6 +67,7 @@ def test_cost_is_counted_in_what_ones_own_load_costs(own: CustomPipeline) -> Non
     )
 
 
+@pytest.mark.slow
 def test_validation_simulates_a_custom_pipelines_clips(own: CustomPipeline, tmp_path: Path) -> None:
     validator = Validator(settings_of(own), tmp_path, NO_TRACES)
     judged = validator.judge(lambda episodes, states: [state.present for state in states])

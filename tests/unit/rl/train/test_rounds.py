@@ -69,6 +69,7 @@ def unanswered(simulate: Callable[..., Iterator[list[EpisodeWindow]]]) -> Callab
     return simulated
 
 
+@pytest.mark.slow
 def test_windows_in_which_requests_wait_without_an_answer_are_over_the_target(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

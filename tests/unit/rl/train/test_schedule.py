@@ -80,6 +80,7 @@ def test_the_plan_is_that_of_the_last_window_s_load(workload: Workload, teacher:
     assert chosen == [600, 60, 1800]
 
 
+@pytest.mark.slow
 def test_an_hour_that_nothing_serves_is_planned_by_the_queueing_teacher(workload: Workload) -> None:
     hopeless = episode_of(replace(workload, slo_s=1e-3), (2.0, 2.0))
     assert isinstance(teacher_of(hopeless, SETTINGS), Teacher)
