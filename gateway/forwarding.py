@@ -4,10 +4,14 @@ A call is repeated on another replica when it was not sent (no connection), and,
 ``com.openfaas.retry.attempts`` allows it, when the replica died or failed before any byte of its reply went out.
 ``com.openfaas.retry.codes`` (``503,429``) names statuses of replies that are repeated too; without it, only 500, 502
 and 503 of the platform (those with X-OpenFaaS-Internal) are.
+
+A pipeline's functions end what takes longer than its caller's ``X-Timeout-Ms``: each try is sent what is left of it,
+waiting for a replica included.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -16,7 +20,7 @@ from urllib.parse import unquote
 
 from gateway.calls import BodyTooLargeError, Call, Outcome
 from gateway.contract import Backend, FunctionSpec, FunctionState, GatewayError, NotFoundError, Replica
-from gateway.headers import failed_by_platform, refusal, reply_headers, request_head
+from gateway.headers import failed_by_platform, refusal, reply_headers, request_head, stated_s
 from gateway.metrics import GatewayMetrics
 from gateway.scaling import ScaleFromZero
 from gateway.upstream import UpstreamConnection, UpstreamError, UpstreamPool, UpstreamTimeoutError
@@ -58,6 +62,7 @@ class Balancer:
 
 
 MAX_ATTEMPTS = 10
+SPENT = "the request's time was spent before a replica answered"
 _INTERNAL = frozenset(("metrics", "statistics", "relay", "kv"))
 _PLATFORM_CODES = frozenset((500, 502, 503))
 CLIENT_CLOSED = 499
@@ -85,10 +90,14 @@ class Forwarder:
         """
         try:
             state = self._backend.get(call.function, call.namespace)
+            stated = stated_s(call) if PIPELINE_LABEL in state.spec.labels else None
+            limit_s = None if stated is None else time.monotonic() + stated
             if not state.ready:
-                state = await self._scaler.ready_state(state)
+                state = await self._ready_state(state, limit_s)
         except NotFoundError:
             return _not_found(call)
+        except TimeoutError:
+            return refusal(call, 504, SPENT)
         except GatewayError as error:
             return refusal(call, 500, f"{call.function} could not be scaled up: {error}")
         if len(call.path) > 1 and PIPELINE_LABEL in state.spec.labels and _is_internal(call.path):
@@ -97,7 +106,7 @@ class Forwarder:
         begun_s = time.perf_counter()
         outcome: Outcome | None = None
         try:
-            outcome = await self._attempts(call, state)
+            outcome = await self._attempts(call, state, limit_s)
             return outcome
         finally:
             if outcome is None or outcome.stream is None:
@@ -115,7 +124,12 @@ class Forwarder:
 
         return release
 
-    async def _attempts(self, call: Call, state: FunctionState) -> Outcome:
+    async def _ready_state(self, state: FunctionState, limit_s: float | None) -> FunctionState:
+        """Raises TimeoutError at ``limit_s`` on the loop's clock, and as :meth:`ScaleFromZero.ready_state`."""
+        async with asyncio.timeout_at(limit_s):
+            return await self._scaler.ready_state(state)
+
+    async def _attempts(self, call: Call, state: FunctionState, limit_s: float | None) -> Outcome:
         rule = RepeatRule.of(state.spec)
         head = request_head(call, state.caller_key)
         avoid: set[str] = set()
@@ -126,6 +140,10 @@ class Forwarder:
             replica = self._balancer.choose(state, avoid) or self._balancer.choose(state, set())
             if replica is None:
                 return refusal(call, 503, f"No endpoints available for: {call.function}.")
+            if limit_s is not None:
+                if (left_s := limit_s - time.monotonic()) <= 0:
+                    return refusal(call, 504, SPENT)
+                head = request_head(call, state.caller_key, left_s)
             try:
                 # Where the call could not go on elsewhere, waiting until the network is back is better than failing.
                 elsewhere = len(state.ready) > 1 and repeats < rule.attempts and call.rest is None
@@ -150,14 +168,16 @@ class Forwarder:
                 self._metrics.repeated(call.key, "failed" if error.sent else "connect")
             avoid.add(replica.id)
             try:
-                state = await self._next_state(state, avoid)
+                state = await self._next_state(state, avoid, limit_s)
             except NotFoundError:
                 return _not_found(call)
+            except TimeoutError:
+                return refusal(call, 504, SPENT)
             except GatewayError as error:
                 return refusal(call, 500, f"{call.function} could not be scaled up: {error}")
         return refusal(call, 502, f"Can't reach service for: {call.function}. ({reason})")
 
-    async def _next_state(self, state: FunctionState, avoid: set[str]) -> FunctionState:
+    async def _next_state(self, state: FunctionState, avoid: set[str], limit_s: float | None) -> FunctionState:
         """The function now; when every ready replica has failed this call already, wait a little for another."""
         spec = state.spec
         version = self._backend.version()
@@ -166,7 +186,7 @@ class Forwarder:
             return state
         await self._backend.wait_change(version, 0.2)
         state = self._backend.get(spec.name, spec.namespace)
-        return state if state.ready else await self._scaler.ready_state(state)
+        return state if state.ready else await self._ready_state(state, limit_s)
 
     async def _attempt(self, call: Call, head: bytes, replica: Replica, silence_s: float) -> Outcome:
         self._balancer.begin(replica.id)

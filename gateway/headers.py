@@ -6,9 +6,11 @@ X-Forwarded-*, X-OpenFaaS-Internal); hop-by-hop headers: RFC 9110 section 7.6.1.
 
 from __future__ import annotations
 
+import math
+
 from gateway import __version__
 from gateway.calls import Call, Headers, Outcome
-from platform_words.headers import CALLER_KEY, START_TIME
+from platform_words.headers import CALLER_KEY, START_TIME, TIMEOUT_MS
 
 SERVED_BY = f"smoe-gateway/{__version__}".encode()
 _HOP_BY_HOP = frozenset(
@@ -24,17 +26,32 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     )
 )
-_CALLER_KEY, _START_TIME = CALLER_KEY.encode(), START_TIME.encode()
+_CALLER_KEY, _START_TIME, _TIMEOUT = CALLER_KEY.encode(), START_TIME.encode(), TIMEOUT_MS.encode()
 _REPLACED = _HOP_BY_HOP | {b"content-length", b"expect", b"x-call-id", _START_TIME, _CALLER_KEY}
 _PROXY_FAILED = (b"x-openfaas-internal", b"proxy")
 
 
-def request_head(call: Call, caller_key: str = "") -> bytes:
-    """Request line and headers for the replica, with the empty line. ``caller_key``: what the replica asks to see."""
+def stated_s(call: Call) -> float | None:
+    """The time that the caller leaves to a pipeline's function; None where it states none that a function would take:
+    that is the function's to refuse."""
+    text = next((value for name, value in call.headers if name == _TIMEOUT), b"")
+    try:
+        left_s = float(text) / 1000
+    except ValueError:
+        return None
+    return left_s if 0 < left_s < math.inf else None
+
+
+def request_head(call: Call, caller_key: str = "", left_s: float | None = None) -> bytes:
+    """Request line and headers for the replica, with the empty line. ``caller_key``: what the replica asks to see;
+    ``left_s``: of the time that the caller stated, None: what it sent goes on as it is."""
     lines = [b"%b %b HTTP/1.1" % (call.method.encode(), call.path)]
     given = set()
     host = b""
     dropped = _REPLACED | _named_by_connection(call.headers)
+    if left_s is not None:
+        dropped |= {_TIMEOUT}
+        lines.append(_TIMEOUT + b": %.1f" % (left_s * 1000))
     for name, value in call.headers:
         given.add(name)
         if name == b"host":

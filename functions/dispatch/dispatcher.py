@@ -17,9 +17,9 @@ from functions.dispatch.replicas import FunctionSlots, Slot
 from functions.dispatch.slots import BUSY_WAIT_S, Slots, taken
 from functions.wire.errors import DeadlineError, NodeFailedError, NodeRefusedError
 from functions.wire.layout import CONTENT_TYPE
-from functions.wire.messages import PLATFORM_FAILED, REQUEST_ID, TIMEOUT_MS, Body
+from functions.wire.messages import PLATFORM_FAILED, REQUEST_ID, Body
 from platform_words import liveness
-from platform_words.headers import CALLER_KEY
+from platform_words.headers import CALLER_KEY, TIMEOUT_MS
 
 MAX_ATTEMPTS = 5
 

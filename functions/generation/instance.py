@@ -22,9 +22,9 @@ from functions.wire import format as wire
 from functions.wire.arrays import Array, Arrays
 from functions.wire.errors import KvFullError, KvLostError, OverloadedError
 from functions.wire.layout import Part
-from functions.wire.messages import ALL_LOGITS, KV_FULL, KV_SOURCE, LIKELIEST, TIMEOUT_MS
+from functions.wire.messages import ALL_LOGITS, KV_FULL, KV_SOURCE, LIKELIEST
 from moe.manifest import Manifest
-from platform_words.headers import CALLER_KEY
+from platform_words.headers import CALLER_KEY, TIMEOUT_MS
 
 Answer = Array | int
 """What a pass gives of a text: logits ``[rows, vocab]``, or its likeliest next token."""

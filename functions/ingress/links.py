@@ -31,8 +31,7 @@ from functions.wire import arrays, bundles
 from functions.wire.arrays import Arrays
 from functions.wire.bundles import GROUPS, RELAY_PATH
 from functions.wire.format import CONTENT_TYPE, total_bytes
-from functions.wire.messages import TIMEOUT_MS
-from platform_words.headers import CALLER_KEY
+from platform_words.headers import CALLER_KEY, TIMEOUT_MS
 
 log = logging.getLogger(__name__)
 

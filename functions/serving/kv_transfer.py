@@ -21,10 +21,10 @@ from torch import Tensor
 from functions.dispatch.client import ConnectionPool, TransportError, request_head
 from functions.serving.relay import is_loopback
 from functions.wire import format as wire
-from functions.wire.messages import KV_FULL, KV_MISSING, KV_SOURCE, TIMEOUT_MS, Reply, Request, error_reply
+from functions.wire.messages import KV_FULL, KV_MISSING, KV_SOURCE, Reply, Request, error_reply
 from moe.cache import PAGE_TOKENS, PageCache
 from moe.errors import CacheFullError, CacheMissError
-from platform_words.headers import CALLER_KEY
+from platform_words.headers import CALLER_KEY, TIMEOUT_MS
 from platform_words.liveness import DEFAULT_S
 
 PART_BYTES = 4 << 20

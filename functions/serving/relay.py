@@ -20,8 +20,8 @@ from functions.wire import arrays, bundles
 from functions.wire import layout as wire
 from functions.wire.arrays import Array
 from functions.wire.bundles import GROUPS, RELAY_PATH, Part
-from functions.wire.messages import REQUEST_ID, TIMEOUT_MS, Application, Reply, Request, error_reply
-from platform_words.headers import CALLER_KEY
+from functions.wire.messages import REQUEST_ID, Application, Reply, Request, error_reply
+from platform_words.headers import CALLER_KEY, TIMEOUT_MS
 from platform_words.liveness import DEFAULT_S
 
 MAX_FORWARDED = 512

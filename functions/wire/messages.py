@@ -9,10 +9,10 @@ from http import HTTPStatus
 from typing import Protocol, runtime_checkable
 
 from functions.wire.errors import CallError
+from platform_words.headers import TIMEOUT_MS
 
 REQUEST_ID = "x-request-id"
 CALL_ID = "x-call-id"
-TIMEOUT_MS = "x-timeout-ms"
 PLATFORM_FAILED = "x-openfaas-internal"
 ALL_LOGITS = "x-smoe-all-logits"
 LIKELIEST = "x-smoe-likeliest"

@@ -11,8 +11,9 @@ import pytest
 from gateway import upstream
 from gateway.contract import BackendError
 from gateway.upstream import IDLE_S
+from platform_words.labels import PIPELINE_LABEL
 from tests.doubles.fake_backend import FakeBackend
-from tests.doubles.fake_replica import FakeConnection, FakeRequest, Program, reply
+from tests.doubles.fake_replica import FakeConnection, FakeRequest, Program, echo, reply
 from tests.unit.gateway.client import connect, parse, request, send_raw
 from tests.unit.gateway.gateways import Running, Starter
 
@@ -359,3 +360,42 @@ async def test_a_silent_machine_is_given_up_only_where_the_call_can_go_on_elsewh
         free.set()
         assert (answer.status, answer.body) == (200, b"fine" if elsewhere else b"after all")
         assert sum(len(replica.requests) for replica in running.replicas()) == 1 + elsewhere
+
+
+# the caller's time
+
+
+PIPELINE = {"labels": {PIPELINE_LABEL: "p"}, "annotations": RETRY}
+
+
+async def test_a_pipelines_function_is_given_what_is_left_after_a_cold_start_and_a_repeat(start: Starter) -> None:
+    async with start() as running:
+        running.backend.hold_starts = True
+        await running.deploy(program=once(dies, echo), **PIPELINE)
+        call = asyncio.ensure_future(running.call("POST", "/function/f", b"x", x_timeout_ms="60000"))
+        await running.until(lambda: len(running.replicas()) > 0)
+        await asyncio.sleep(0.05)
+        running.backend.let_start()
+        assert 0 < float((await call).json()["headers"]["x-timeout-ms"]) <= 59_960
+
+
+async def test_time_that_is_spent_before_a_replica_is_there_is_a_504(start: Starter) -> None:
+    async with start() as running:
+        running.backend.hold_starts = True
+        await running.deploy(**PIPELINE)
+        answer = await running.call("POST", "/function/f", b"x", x_timeout_ms="50")
+        assert (answer.status, answer.headers["x-openfaas-internal"]) == (504, "proxy")
+        assert not running.replicas()[0].requests
+
+
+@pytest.mark.parametrize("stated", ["soon", "0", "-1", "nan", "inf"])
+async def test_time_that_cannot_be_is_the_functions_to_refuse(running: Running, stated: str) -> None:
+    await running.deploy(**PIPELINE)
+    answer = await running.call("POST", "/function/f", b"x", x_timeout_ms=stated)
+    assert answer.json()["headers"]["x-timeout-ms"] == stated
+
+
+async def test_what_other_functions_make_of_the_header_is_theirs(running: Running) -> None:
+    await running.deploy()
+    answer = await running.call("POST", "/function/f", b"x", x_timeout_ms="60000")
+    assert answer.json()["headers"]["x-timeout-ms"] == "60000"
