@@ -70,8 +70,8 @@ class Generator:
         self._failed_until_s: dict[str, float] = {}
         self._segments = list(dict.fromkeys(caller.address(segment.id)[0] for segment in manifest.segments))
         self._refusal: CallError = NoReplicaError(NOT_READY)
-        self._joining: list[Instance] = []
-        """Instances that are being measured."""
+        self._joining: dict[Instance, asyncio.Task[None]] = {}
+        """Instances that are being asked for their room or measured, and what does so."""
         self.phases = phases_of(schedule)
         self._profiler = Profiler(
             manifest,
@@ -104,7 +104,9 @@ class Generator:
     async def longest(self) -> int | None:
         """Tokens that a text may have with its prompt, by the pages of the instances; None where none is there yet."""
         if not self.runs:
-            await asyncio.wait([self._look_after()], timeout=REST_S)
+            self._make_instances()
+        if not self.runs and self._joining:
+            await asyncio.wait(self._joining.values(), timeout=REST_S)
         return min((run.room for run in self.runs), default=None)
 
     def cancel(self, text: Text) -> None:
@@ -177,7 +179,7 @@ class Generator:
         """Make instances; while texts wait, give up those whose time is spent and bring back those that are read."""
         waiting = self.waiting
         while True:
-            await self._make_instances()
+            self._make_instances()
             now_s = self._loop.time()
             absent = [] if self.runs else self._dispatcher.absent(self._segments)
             self._refusal = NotDeployedError(f"{absent[0]} is not deployed") if absent else NoReplicaError(NOT_READY)
@@ -210,19 +212,24 @@ class Generator:
         if not text.cancelled:
             text.sink.failed(error)
 
-    async def _make_instances(self) -> None:
-        """Make those that replicas in none allow. What cannot be had is what waiting texts are refused with."""
+    def _make_instances(self) -> None:
+        """Begin to make those that replicas in none allow. What cannot be had is what waiting texts are refused
+        with."""
         try:
             taken = [*(run.instance for run in self.runs), *self._joining]
             now_s = self._loop.time()
             avoided = {replica for replica, until_s in self._failed_until_s.items() if until_s > now_s}
             for replicas in form(self._manifest, self._caller, self._dispatcher, taken, avoided):
-                await self._make(Instance(self._manifest, self._caller, self._driver, self._dispatcher, replicas))
+                instance = Instance(self._manifest, self._caller, self._driver, self._dispatcher, replicas)
+                self._joining[instance] = self._start(self._make(instance))
             if self.waiting.texts and not self._joining and not any(run.open for run in self.runs):
                 self._cut_drains_short(avoided)
         except NoKvError as error:
-            while self.waiting.texts and not self.runs:
-                self._end(self.waiting.texts.popleft(), NotServedError(str(error)))
+            self._refuse(error)
+
+    def _refuse(self, error: NoKvError) -> None:
+        while self.waiting.texts and not self.runs:
+            self._end(self.waiting.texts.popleft(), NotServedError(str(error)))
 
     def _cut_drains_short(self, avoided: Collection[str]) -> None:
         """Texts wait, and instances that drain have the replicas that could serve them. Raises NoKvError."""
@@ -240,24 +247,27 @@ class Generator:
         return min(runs, key=lambda run: run.pages, default=None)
 
     async def _make(self, instance: Instance) -> None:
-        """Run an instance; replicas that cannot be asked are left out for a while. Raises NoKvError."""
+        """Run an instance once it has stated its room; replicas that cannot be asked are left out for a while."""
         try:
             await instance.open()
+            if self.phases is not None:
+                await self._measure(instance, self.phases)
+            elif instance.whole():
+                self._begin(instance)
+            else:
+                await instance.close()
         except UnreachableError as error:
             log.info("an instance cannot be made yet: %s", error)
             self._failed_until_s[error.replica] = self._loop.time() + REST_S
             await instance.close()
-            return
-        except NoKvError:
+        except NoKvError as error:
+            self._refuse(error)
             await instance.close()
-            raise
-        if self.phases is None:
-            self._begin(instance)
-        else:
-            self._joining.append(instance)
-            self._start(self._join(instance, self.phases))
+        finally:
+            del self._joining[instance]
+        self._place()
 
-    async def _join(self, instance: Instance, phases: Phases) -> None:
+    async def _measure(self, instance: Instance, phases: Phases) -> None:
         """Measure an instance, then run it."""
         name = phases.reserve()
         try:
@@ -273,7 +283,6 @@ class Generator:
                 await instance.close()
         finally:
             phases.reserved.discard(name)
-            self._joining.remove(instance)
         self._look_after()
 
     def _begin(self, instance: Instance) -> InstanceRun:

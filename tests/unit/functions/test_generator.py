@@ -10,11 +10,12 @@ import orjson
 import pytest
 
 from functions.dispatch.dispatcher import Dispatcher
-from functions.dispatch.replicas import FunctionReplicas
+from functions.dispatch.replicas import FunctionReplicas, ReplicaAddress
 from functions.generation import generator as module
 from functions.generation.api import OpenAiApi
 from functions.generation.draining import Drain
 from functions.generation.generator import Generator
+from functions.generation.instance import ASK_S
 from functions.generation.metrics import GenerationMetrics
 from functions.generation.run import InstanceRun
 from functions.ingress.calls import NodeCaller
@@ -89,6 +90,31 @@ async def test_the_queue_is_bounded_and_what_waits_too_long_gets_the_reason(
     assert all(isinstance(sink.error, NoReplicaError) for _, sink in pairs)
     assert generator.measures.ended == {"abort": 3}
     generator.close()
+    await bench.end()
+
+
+async def test_a_replica_that_does_not_answer_holds_up_no_text_that_waits(
+    model: WholeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    asked: list[asyncio.StreamWriter] = []
+    stuck = await asyncio.start_server(lambda _, writer: asked.append(writer), "127.0.0.1", 0)
+    generator, bench = generator_of(model.directory, timeout_s=0.3), Bench(InProcess(model, 40))
+    port = stuck.sockets[0].getsockname()[1]
+    replicas = FunctionReplicas(0, (ReplicaAddress("r", f"127.0.0.1:{port}"),))
+    generator._dispatcher.update(dict.fromkeys(generator._segments, replicas))
+    (text, sink), (parked, parked_sink) = text_of(bench, "waits"), text_of(bench, "its reader has caught up")
+    generator.waiting.parked.append(parked)  # type: ignore[arg-type]
+    generator.add(text)  # type: ignore[arg-type]
+    async with asyncio.timeout(ASK_S / 2):
+        await bench.over(sink, parked_sink)
+    assert isinstance(sink.error, NoReplicaError)
+    assert len(asked) == 1 and generator.document()["joining"] == 1
+    generator.close()
+    await turns()
+    for writer in asked:
+        writer.close()
+    stuck.close()
     await bench.end()
 
 
@@ -221,11 +247,11 @@ async def test_an_instance_ends_its_drain_where_waiting_texts_need_its_replicas(
     generator.runs.append(bench.run)
     bench.instance.draining = True
     generator.waiting.texts.append(waits)
-    await generator._make_instances()
+    generator._make_instances()
     assert bench.run.drain == Drain(1000.0)  # as before: nobody could serve it elsewhere
     there = FunctionReplicas(0, (bench.instance.replicas["any"],))
     generator._dispatcher.update(dict.fromkeys(generator._segments, there))
-    await generator._make_instances()
+    generator._make_instances()
     go_on.set()
     async with asyncio.timeout(100):
         await bench.task
