@@ -9,7 +9,7 @@ A call states how many tokens of a text the segment has seen. Fewer than it has:
 so a call that was interrupted may simply be repeated. More than it has: the text is not here, :class:`CacheMissError`.
 
 A new text may begin with the whole pages of another one that is here, its parent: both hold them, and neither writes
-them again. They are free once nobody holds them.
+them again. They are free once nobody holds them; on the host the memory of pages that stay free can be released.
 
 Whole pages can be read, and written as a new text's at another worker's segment: how a text moves between instances.
 """
@@ -17,9 +17,11 @@ Whole pages can be read, and written as a new text's at another worker's segment
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from math import prod
+from itertools import groupby
+from math import inf, prod
+from mmap import MADV_DONTNEED, MAP_ANONYMOUS, MAP_PRIVATE, PAGESIZE, mmap
 from threading import Lock
 
 import torch
@@ -73,14 +75,14 @@ class PageCache:
         self._texts: dict[int, _Text] = {}
         self._lock = Lock()
         self._clock = clock
-        slots = self.pages * PAGE_TOKENS
+        self._freed_s = [inf] * self.pages
+        """Since when a page is free; infinite where its memory is untouched or released."""
+        self._memory: list[tuple[mmap, int]] = []
+        """Of tensors on the host: what they lie in, and a page's bytes there."""
         self._layers: list[tuple[Tensor, Tensor]] = []
         for shape in shapes:
-            keys = torch.empty(slots, *shape.key, dtype=shape.dtype, device=device)
-            values = keys
-            if shape.value is not None:
-                values = torch.empty(slots, *shape.value, dtype=shape.dtype, device=device)
-            self._layers.append((keys, values))
+            keys = self._room(shape.key, shape.dtype, device)
+            self._layers.append((keys, keys if shape.value is None else self._room(shape.value, shape.dtype, device)))
 
     @property
     def used_pages(self) -> int:
@@ -131,6 +133,25 @@ class PageCache:
             idle = [sequence for sequence, text in self._texts.items() if text.used_s < before_s]
         return self.free(idle)
 
+    def release(self, idle_s: float, most_bytes: int) -> int:
+        """Give the memory of pages back to the system that have been free for ``idle_s``, about ``most_bytes`` of it at
+        once, as that takes time; returns of how many pages. Memory of other devices stays."""
+        if not self._memory:
+            return 0
+        before_s = self._clock() - idle_s
+        most = max(1, most_bytes // (self.bytes_per_token * PAGE_TOKENS))
+        with self._lock:
+            idle = sorted(page for page in self._free if self._freed_s[page] <= before_s)[:most]
+            for page in idle:
+                self._freed_s[page] = inf
+            for first, end in _runs(idle):
+                for memory, page_bytes in self._memory:
+                    begin = -(-first * page_bytes // PAGESIZE) * PAGESIZE
+                    size = end * page_bytes // PAGESIZE * PAGESIZE - begin
+                    if size > 0:
+                        memory.madvise(MADV_DONTNEED, begin, size)
+        return len(idle)
+
     def read(self, sequence: int, first: int, count: int) -> Tensor:
         """Pages ``first … first + count`` of a text, ``[count, page_bytes / 4] int32``: of each attention all keys,
         then all values. Raises CacheMissError where it has fewer."""
@@ -170,6 +191,15 @@ class PageCache:
             slots = _by_page(one)
             slots[pages] = part.contiguous().view(one.dtype).view(count, *slots.shape[1:]).to(one.device)
 
+    def _room(self, row: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """``[slots, …]``, whose memory is the system's until it is written."""
+        shape = (self.pages * PAGE_TOKENS, *row)
+        if device != HOST or not prod(shape):
+            return torch.empty(shape, dtype=dtype, device=device)
+        memory = mmap(-1, prod(shape) * dtype.itemsize, MAP_PRIVATE | MAP_ANONYMOUS)
+        self._memory.append((memory, PAGE_TOKENS * prod(row) * dtype.itemsize))
+        return torch.frombuffer(memory, dtype=dtype).view(shape)
+
     def _tensors(self) -> list[Tensor]:
         """Keys and values ``[slots, …]`` of every attention, once where both are the same."""
         return [one for keys, values in self._layers for one in ((keys,) if values is keys else (keys, values))]
@@ -208,7 +238,9 @@ class PageCache:
         if len(text.pages) > count:
             for page in text.pages[count:]:
                 self._holders[page] -= 1
-            self._free += [page for page in text.pages[count:] if not self._holders[page]]
+                if not self._holders[page]:
+                    self._free.append(page)
+                    self._freed_s[page] = self._clock()
             self._free.sort(reverse=True)  # low numbers first, so that a text's pages tend to lie side by side
             del text.pages[count:]
 
@@ -259,6 +291,13 @@ class PagedPast:
             )  # [1, t, H, D]
             parts.append(y.reshape(one_q.shape[0], -1))
         return torch.cat(parts)  # [T, H*D]
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """First and end of each run of consecutive numbers, which are in order."""
+    for _, run in groupby(enumerate(numbers), lambda one: one[1] - one[0]):
+        members = [number for _, number in run]
+        yield members[0], members[-1] + 1
 
 
 def _by_page(kept: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Keys and values that a worker keeps for texts under way: opened when first asked for, bounded, freed.
 
 ``GET /kv``: room and use of each segment as JSON. ``POST /kv/free`` with ``sequences [F] int64``: these texts have
-ended. Texts that no call was for in ``IDLE_S`` are freed too: the ingress that asked for them is gone.
+ended. Texts that no call was for in ``IDLE_S`` are freed too: the ingress that asked for them is gone. Memory of pages
+that stay free goes back to the system.
 ``POST /kv/read/NODE`` and ``/kv/pull``: :mod:`functions.serving.kv_transfer`.
 """
 
@@ -24,6 +25,11 @@ from platform_words.liveness import DEFAULT_S
 
 IDLE_S = 120.0
 """Longer than a request may wait for its next token."""
+LOOK_S = IDLE_S / 4
+"""How often texts are looked at, and how long a page stays free before its memory is released: pages that come and go
+keep theirs."""
+RELEASE_BYTES, RELEASE_S = 16 << 20, 1.0
+"""How much is released at once, and the pause before more is: calls go on meanwhile."""
 LEFT_S = 3.0
 """In a worker that drains, texts that no call was for in this time have been left: an iteration takes less."""
 
@@ -54,7 +60,7 @@ class KeptPages:
         if not self._limit_bytes:
             raise ProgramInputError(f"{program.id}: this worker keeps no keys and values (smoe_kv_mb is 0, or a GPU).")
         if self._timer is None:
-            self._timer = self._loop.call_later(IDLE_S / 4, self._free_unused)
+            self._timer = self._loop.call_later(LOOK_S, self._free_unused)
         page_bytes = {name: PAGE_TOKENS * _bytes_per_token(one) for name, one in self._programs.items()}
         pages = self._limit_bytes // max(1, sum(page_bytes.values()))
         return program.open_cache(pages * page_bytes.get(program.id, 0))
@@ -132,9 +138,10 @@ class KeptPages:
         return [(node_id, p.cache) for node_id, p in self._programs.items() if p.cache is not None]
 
     def _free_unused(self) -> None:
-        self._timer = self._loop.call_later(IDLE_S / 4, self._free_unused)
         for _, cache in self._open():
             cache.free_unused(IDLE_S)
+        released = any(cache.release(LOOK_S, RELEASE_BYTES) for _, cache in self._open())
+        self._timer = self._loop.call_later(RELEASE_S if released else LOOK_S, self._free_unused)
 
 
 def _bytes_per_token(program: NodeProgram) -> int:

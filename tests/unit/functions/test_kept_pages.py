@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from functions.serving import kept_pages as module
 from functions.serving.kept_pages import KeptPages
 from moe.cache import PAGE_TOKENS
 from moe.manifest import load
@@ -38,3 +40,21 @@ async def test_all_segments_keep_the_tokens_asked_for_whoever_serves_them(
         kept.close()
         kept_bytes -= mib * MIB
     assert -4 * MIB < kept_bytes <= 0  # less than one MiB a function is left over
+
+
+async def test_pages_that_stay_free_are_released_bit_by_bit(
+    pipeline_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    monkeypatch.setattr(module, "RELEASE_S", 0.01)
+    monkeypatch.setattr(module, "RELEASE_BYTES", 1)
+    held = programs(pipeline_of("qwen3_moe"), "segment-0", "segment-1")
+    kept = KeptPages(held, 4 * MIB, asyncio.get_running_loop())
+    caches = [kept.open(program) for program in held.values()]
+    for cache in caches:
+        cache.begin([1], [0], [3 * PAGE_TOKENS], [-1])
+        cache.free([1])
+    async with asyncio.timeout(30):
+        while any(time != math.inf for cache in caches for time in cache._freed_s):
+            await asyncio.sleep(0.01)
+    kept.close()

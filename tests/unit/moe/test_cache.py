@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mmap import PAGESIZE
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,44 @@ def test_only_segments_of_decoders_keep_anything(tmp_path: Path) -> None:
     with pytest.raises(ProgramInputError, match="no keys and values are kept here"):
         ids = {name: torch.tensor([0]) for name in ("sequences", "starts", "parents")}
         fresh.run({**pack([[1]]), **ids})
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGESIZE
+
+
+def test_the_memory_of_pages_that_stay_free_is_given_back() -> None:
+    """A page of 96 bytes a token in each of two attentions, so that two of them share a page of the system's."""
+    now_s, shape = 0.0, KvShape((3, 8), None, torch.float32)
+    cache = PageCache([shape, shape], 64 << 20, clock=lambda: now_s)
+    texts, kept = range(8), (2, 5)
+    pages = cache.pages // len(texts)
+    rows = torch.arange(pages * PAGE_TOKENS * 24, dtype=torch.float32).view(pages, -1)
+
+    def fill(text: int) -> None:
+        data = (rows + text).view(torch.int32)
+        cache.write(text, 0, pages * PAGE_TOKENS, torch.cat([data, data], 1))
+
+    empty = resident_bytes()
+    for text in texts:
+        fill(text)
+    full = resident_bytes()
+    assert full - empty > 60 << 20
+    cache.free([text for text in texts if text not in kept])
+    now_s = 29.0
+    assert cache.release(30.0, 1 << 30) == 0  # they may come back soon
+    fill(0)
+    cache.free([0])
+    now_s = 31.0
+    assert cache.release(30.0, 8 << 20) == pages
+    assert cache.release(30.0, 1 << 30) == 4 * pages  # but not those of the text that came and went
+    assert full - resident_bytes() > 36 << 20
+    now_s = 60.0
+    assert [cache.release(30.0, 1 << 30) for _ in range(2)] == [pages, 0]
+    fill(7)
+    for text in (*kept, 7):
+        for half in cache.read(text, 0, pages).view(torch.float32).chunk(2, 1):
+            assert torch.equal(half, rows + text)
 
 
 @pytest.mark.parametrize("attentions", [0, 1])
