@@ -26,7 +26,7 @@ from moe.manifest import Manifest
 from placement.errors import PlacementError
 from placement.moves.cluster import Deployed, Places, deployed, places_now, regions_by_node, regions_of
 from placement.moves.errors import ManagerGoneError, MoveError, SourceLostError
-from placement.moves.journal import Entry, Journal
+from placement.moves.journal import Entry, Journal, Phase
 from placement.moves.managers import Managers, read_feed_token
 from platform_words.labels import PLACEMENT
 
@@ -124,6 +124,12 @@ class Coordinator:
         """Take back a move that was broken off; None where there is none. Raises MoveError."""
         return self._take_up(back=True)
 
+    @property
+    def broken_off(self) -> Phase | None:
+        """How far the move came whose journal is there; None where there is none. Raises StateError."""
+        entry = self._journal.read(self._manifest.name)
+        return entry.phase if entry is not None else None
+
     def _take_up(self, *, back: bool) -> Moved | None:
         with self._journal.alone(self._manifest.name):
             entry = self._journal.read(self._manifest.name)
@@ -136,18 +142,21 @@ class Coordinator:
     def _carry_out(self, pipeline: Deployed, entry: Entry, *, back: bool = False) -> Moved:
         began_s = time.monotonic()
         plan = self._plan(pipeline, entry.before if back else entry.whole)
+        if back:
+            entry = _going_back(entry)
         self._journal.write(entry)
         try:
             self._copy(plan, pipeline)
             copied_s = time.monotonic() - began_s
-            if not back:
+            if not back and entry.phase == "copying":
                 entry = replace(entry, phase="switching")
                 self._journal.write(entry)
             reached_s = self._reached(self._order(entry, back=back))
             ready_s, settled_s = next(reached_s) - began_s, next(reached_s) - began_s
         except (PlacementError, GatewayClientError, RegionError) as error:
             self._take_back(pipeline, entry, plan, error)
-        self._journal.write(replace(entry, phase="releasing"))
+        if not back:
+            self._journal.write(replace(entry, phase="releasing"))
         released = self._release(plan.release)
         self._journal.clear(self._manifest.name)
         return Moved(plan, copied_s, ready_s, settled_s, released)
@@ -232,13 +241,23 @@ class Coordinator:
         return steps[count:]
 
     def _release(self, release: Mapping[str, Iterable[str]]) -> int:
-        """Give back what is no longer wanted; a node that is gone has given everything back already."""
+        """Give back what is no longer wanted; a node that is gone has given everything back already.
+
+        What functions need where they are ordered now stays: a controller may have scaled them since the plan was made.
+        """
+        now = deployed(self._client, self._manifest.name)
+        needed = regions_by_node(self._manifest, now, self._places(now))
         freed = 0
         for node, names in release.items():
+            unneeded = [name for name in names if name not in needed.get(node, ())]
+            if not unneeded:
+                continue
             try:
-                freed += self._managers.release(node, list(names))
+                freed += self._managers.release(node, unneeded)
             except ManagerGoneError as error:
                 log.warning("%s: nothing to be released there", error)
+            except MoveError as error:
+                log.warning("%s: what is left there goes with the next move", error)
         return freed
 
     # replicas
@@ -304,20 +323,22 @@ class Coordinator:
     def _take_back(self, pipeline: Deployed, entry: Entry, plan: MovePlan, error: Exception) -> NoReturn:
         """Order things as they were, release what was brought for nothing, and say why. Always raises MoveError."""
         log.warning("the move is taken back: %s", error)
-        try:
-            for _ in self._reached(self._order(entry, back=True)):
-                pass
-        except (PlacementError, GatewayClientError) as failure:
-            raise MoveError(
-                f"the move failed ({error}) and is not taken back ({failure}); "
-                f"`smoe placement migrate {entry.pipeline} --roll-back` tries that again"
-            ) from error
+        entry = _going_back(entry)
+        self._journal.write(entry)
         brought: dict[str, list[str]] = {}
         for step in plan.steps:
             if step.source != "reuse":
                 brought.setdefault(step.node, []).append(step.region)
         needed = regions_by_node(self._manifest, pipeline, entry.before)
-        self._release({node: [n for n in names if n not in needed.get(node, ())] for node, names in brought.items()})
+        try:
+            for _ in self._reached(self._order(entry, back=True)):
+                pass
+            self._release({at: [n for n in names if n not in needed.get(at, ())] for at, names in brought.items()})
+        except (PlacementError, GatewayClientError) as failure:
+            raise MoveError(
+                f"the move failed ({error}) and is not taken back ({failure}); "
+                f"`smoe placement migrate {entry.pipeline} --roll-back` tries that again"
+            ) from error
         self._journal.clear(self._manifest.name)
         raise MoveError(f"the move was taken back: {error}") from error
 
@@ -379,6 +400,11 @@ class Coordinator:
 
 
 _GOES = {False: "on", True: "back"}
+
+
+def _going_back(entry: Entry) -> Entry:
+    """As it is journalled: whoever finds a move that was to go back does not take it for one that succeeded."""
+    return replace(entry, phase="switching") if entry.phase == "releasing" else entry
 
 
 def _some(names: list[str]) -> str:

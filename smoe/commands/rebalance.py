@@ -116,10 +116,10 @@ def decided(
     method: Method,
     dry_run: bool,
 ) -> dict[str, Any]:
-    """One decision, and its move where it is worth one; a move that was broken off is taken back first. Raises
-    SmoeError, PlacementError, RegionError."""
-    if not dry_run and coordinator.roll_back() is not None:
-        click.echo("a move that was broken off is taken back", err=True)
+    """One decision, and its move where it is worth one; a move that was broken off is taken back first, or
+    finished where all but its release was done. Raises SmoeError, PlacementError, RegionError."""
+    if not dry_run:
+        _settle(coordinator)
     places = places_now(client, deployed(client, manifest.name).deployments)
     stated = seen_by(statistics(client, manifest), profile, manifest)
     choice = chosen(stated, held_now(places, profile, manifest), profile, manifest, horizon_s, method)
@@ -128,6 +128,12 @@ def decided(
         moved = coordinator.move(places_of(choice.held, profile, manifest, places))
         document |= {"moved": True, "moved_s": round(moved.settled_s, 3)}
     return document
+
+
+def _settle(coordinator: Coordinator) -> None:
+    switched = coordinator.broken_off == "releasing"
+    if (coordinator.resume() if switched else coordinator.roll_back()) is not None:
+        click.echo(f"a move that was broken off is {'finished' if switched else 'taken back'}", err=True)
 
 
 def _document(choice: Choice, calls: float) -> dict[str, Any]:

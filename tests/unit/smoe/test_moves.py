@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from moe.manifest import Manifest, load
 from placement.moves import coordinator as module
 from placement.moves.coordinator import Coordinator, Order
 from placement.moves.errors import MoveError
-from placement.moves.journal import Entry, Journal
+from placement.moves.journal import Entry, Journal, Phase
 from platform_words.labels import PLACEMENT, SCALE_MAX
 
 HOLDER = """
@@ -192,10 +193,12 @@ class Gateway:
 
 
 class Memory:
-    """Weights managers of nodes by what they hold; what is released is noted."""
+    """Weights managers of nodes by what they hold; what is released is noted. A release at the node ``refuses`` ends
+    with an error."""
 
     def __init__(self, **held: set[str]) -> None:
         self._held = held
+        self.refuses: dict[str, BaseException] = {}
         self.released: dict[str, list[str]] = {}
 
     def nodes(self) -> list[str]:
@@ -208,6 +211,8 @@ class Memory:
         self._held[node] |= {region.name for region, _ in wanted}
 
     def release(self, node: str, names: list[str]) -> int:
+        if node in self.refuses:
+            raise self.refuses[node]
         self.released[node] = names
         return len(names)
 
@@ -359,3 +364,95 @@ def test_a_move_of_functions_that_are_others_now_is_taken_up(
     assert memory.released["a"] == sorted(regions.values() if not back else [regions[expert]])
     assert memory.released.get("b") == ([regions[segment]] if back else None)
     assert "1 of its functions are gone (gone), 1 are new (new)" in caplog.text
+
+
+@dataclass
+class Pair:
+    """``f`` with a segment on node a, ``g`` with an expert ordered for a and b of which a has it; both nodes hold the
+    expert."""
+
+    gateway: Gateway
+    memory: Memory
+    coordinator: Coordinator
+    segment: str
+    expert: str
+
+
+@pytest.fixture
+def pair(tmp_path: Path, manifest: Manifest) -> Pair:
+    segment, expert = manifest.nodes[0], manifest.experts(0)[0]
+    regions = [f"{manifest.name}/{one.weights.file}" for one in (segment, expert)]
+    gateway = Gateway(manifest.name, f="a=1", g="a=1,b=1")
+    gateway.counts["g"] = 1
+    gateway.nodes |= {"f": segment.id, "g": expert.id}
+    coordinator = coordinator_of(gateway, manifest, tmp_path)
+    memory = coordinator._local.managers = Memory(a=set(regions), b={regions[1]})
+    return Pair(gateway, memory, coordinator, *regions)
+
+
+def test_weights_that_a_controllers_replicas_need_meanwhile_are_not_released(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``g`` runs on b, too, once it has two replicas."""
+    monkeypatch.setattr(pair.coordinator, "_copy", lambda *_: pair.gateway.counts.update(g=2))
+    pair.coordinator.move({"f": {"b": 1}})
+    assert pair.memory.released == {"a": [pair.segment]}
+
+
+@pytest.mark.parametrize(("replicas", "released"), [(1, ["b"]), (2, [])])
+def test_a_take_back_does_not_release_what_a_controllers_replicas_need_meanwhile(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, replicas: int, released: list[str]
+) -> None:
+    def fail(*_: object) -> None:
+        pair.gateway.counts["f"] = replicas
+        raise RegionError("no room")
+
+    pair.gateway.annotations["f"] = "a=1,b=1"
+    monkeypatch.setattr(pair.coordinator, "_copy", fail)
+    with pytest.raises(MoveError, match="taken back: no room"):
+        pair.coordinator.move({"f": {"b": 1}})
+    assert pair.memory.released == {node: [pair.segment] for node in released}
+
+
+def test_a_manager_that_refuses_a_release_does_not_keep_the_move_from_its_end(
+    tmp_path: Path, manifest: Manifest, pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair.memory.refuses["a"] = MoveError("is coming at this moment")
+    pair.coordinator.move({"f": {"b": 1}})
+    assert "is coming at this moment: what is left there goes with the next move" in caplog.text
+    assert pair.memory.released == {"b": [pair.expert]}
+    assert Journal(tmp_path).read(manifest.name) is None
+
+
+@pytest.mark.parametrize(
+    ("back", "node", "phase"), [(False, "a", "releasing"), (True, "b", "switching")], ids=["on", "back"]
+)
+def test_a_journal_says_which_way_a_move_went_that_was_killed_in_its_release(
+    tmp_path: Path, manifest: Manifest, pair: Pair, back: bool, node: str, phase: Phase
+) -> None:
+    """``rebalance`` finishes a move that is "releasing"."""
+    before = {"f": {"a": 1}, "g": {"a": 1}}
+    Journal(tmp_path).write(Entry(manifest.name, "releasing", before, {"f": {"b": 1}}))
+    pair.memory.refuses[node] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        pair.coordinator.roll_back() if back else pair.coordinator.resume()
+    assert pair.coordinator.broken_off == phase
+
+
+@pytest.mark.parametrize("where", ["copying", "ordering back"])
+def test_a_move_that_was_releasing_and_cannot_be_resumed_is_journalled_as_going_back(
+    tmp_path: Path, manifest: Manifest, pair: Pair, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise RegionError("no room")
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {"f": {"a": 1}, "g": {"a": 1}}
+    Journal(tmp_path).write(Entry(manifest.name, "releasing", before, {"f": {"b": 1}}))
+    monkeypatch.setattr(pair.coordinator, "_copy", killed if where == "copying" else fail)
+    monkeypatch.setattr(pair.gateway, "scale_all", killed)
+    with pytest.raises(KeyboardInterrupt):
+        pair.coordinator.resume()
+    assert pair.coordinator.broken_off == ("releasing" if where == "copying" else "switching")

@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 from moe.manifest import Manifest, load
 from placement.heterogeneous import MIB, expert_bytes
 from placement.moves.errors import MoveError
+from placement.moves.journal import Phase
 from smoe.cli import cli
 from smoe.commands import rebalance as command
 
@@ -32,7 +33,8 @@ class Simulated:
         self.url = "played"
         self.orders: list[dict[str, Any]] = []
         self.refuses = False
-        self.broken_off = False
+        self.broken_off: Phase | None = None
+        self.taken_up: list[str] = []
         self._answers = {node: self._statistics(node, calls) for node in "ab"}
         self._servers = {node: self._serve(answer) for node, answer in self._answers.items()}
 
@@ -52,11 +54,20 @@ class Simulated:
         return [{"name": name, "labels": {"smoe.pipeline": self.manifest.name}} for name in self.replicas()]
 
     def roll_back(self) -> Any:
-        was, self.broken_off = self.broken_off, False
-        return SimpleNamespace(settled_s=0.5) if was else None
+        return self._take_up("back")
+
+    def resume(self) -> Any:
+        return self._take_up("on")
+
+    def _take_up(self, goes: str) -> Any:
+        if self.broken_off is None:
+            return None
+        self.broken_off = None
+        self.taken_up.append(goes)
+        return SimpleNamespace(settled_s=0.5)
 
     def move(self, target: Any) -> Any:
-        assert not self.broken_off
+        assert self.broken_off is None
         if self.refuses:
             raise MoveError("the move was taken back: played")
         self.orders.append(target)
@@ -184,12 +195,26 @@ def test_decisions_go_on_after_one_that_failed(simulated: Simulated, run: Any, m
     assert (waited, len(simulated.orders)) == ([7.0, 7.0], 1)
 
 
-@pytest.mark.parametrize(("option", "taken_back"), [("--once", True), ("--dry-run", False)])
-def test_a_move_that_was_broken_off_is_taken_back_before_a_decision(
-    simulated: Simulated, run: Any, option: str, taken_back: bool
+@pytest.mark.parametrize(
+    ("phase", "goes", "ending"),
+    [
+        ("copying", "back", "taken back"),
+        ("switching", "back", "taken back"),
+        ("releasing", "on", "finished"),
+    ],
+)
+def test_a_move_that_was_broken_off_is_settled_before_a_decision(
+    simulated: Simulated, run: Any, phase: Phase, goes: str, ending: str
 ) -> None:
-    simulated.broken_off = True
-    result = run(option)
+    simulated.broken_off = phase
+    result = run("--once")
     assert result.exit_code == 0, result.output
-    assert ("broken off is taken back" in result.output, simulated.broken_off) == (taken_back, not taken_back)
-    assert len(simulated.orders) == taken_back
+    assert f"broken off is {ending}" in result.output
+    assert (simulated.taken_up, len(simulated.orders)) == ([goes], 1)
+
+
+def test_a_dry_run_leaves_a_move_that_was_broken_off(simulated: Simulated, run: Any) -> None:
+    simulated.broken_off = "switching"
+    result = run("--dry-run")
+    assert result.exit_code == 0, result.output
+    assert (simulated.taken_up, simulated.orders) == ([], [])
