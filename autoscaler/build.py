@@ -153,7 +153,11 @@ def _source(settings: ControllerSettings, topology: Topology, auth: tuple[str, s
     if settings.prometheus_url:
         stale_s = settings.stale_s or max(60.0, 3 * settings.interval_s)
         source = PrometheusSource(
-            settings.prometheus_url, topology.pipeline, stale_s=stale_s, namespace=settings.namespace
+            settings.prometheus_url,
+            topology.pipeline,
+            stale_s=stale_s,
+            namespace=settings.namespace,
+            in_cluster=settings.kubernetes_namespace or "",
         )
         return Monitor(topology, source, settings.namespace)
     stale_s = settings.stale_s or max(15.0, 3 * settings.interval_s)

@@ -84,10 +84,12 @@ class Forwarder:
         self._balancer = Balancer()
 
     async def forward(self, call: Call) -> Outcome:
-        """The reply of a replica, or the platform's own error reply. Counts the call.
+        """The reply of a replica, or the platform's own error reply. Counts the call once a replica is there, or where
+        none came in time.
 
         Raises ClientGoneError when the client went away within its body.
         """
+        begun_s = time.perf_counter()
         try:
             state = self._backend.get(call.function, call.namespace)
             stated = stated_s(call) if PIPELINE_LABEL in state.spec.labels else None
@@ -97,6 +99,8 @@ class Forwarder:
         except NotFoundError:
             return _not_found(call)
         except TimeoutError:
+            self._metrics.begin(call.key)
+            self._metrics.end(call.key, 504, time.perf_counter() - begun_s)
             return refusal(call, 504, SPENT)
         except GatewayError as error:
             return refusal(call, 500, f"{call.function} could not be scaled up: {error}")

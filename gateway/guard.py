@@ -110,9 +110,10 @@ class GuardedProtocol(HttpToolsProtocol):
         self.cycle.keep_alive = False
 
     def shutdown(self) -> None:
-        """Close, but not before what has partly come is answered or late."""
+        """Close, but not before what has partly come is answered or late; the rest of a body that was answered without
+        it is nobody's."""
         self._over = True
-        if self._part == "idle" and (self.cycle is None or self.cycle.response_complete):
+        if self._part != "head" and (self.cycle is None or self.cycle.response_complete):
             self.transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -262,8 +263,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._part == "idle" and self.cycle.response_complete:
-            self.clients.waits(self, self.loop.time())
+        if self._part != "head" and self.cycle.response_complete:
+            if self._part == "idle":
+                self.clients.waits(self, self.loop.time())
             if self._over:  # although the reply's head, sent earlier, promised to keep the connection
                 self.transport.close()
 

@@ -196,6 +196,8 @@ class SystemApi:
             spec = replace(state.spec, annotations={**state.spec.annotations, **order.annotations})
             if spec != state.spec:
                 await self._backend.update(spec)
+                updated = self._backend.get(order.name, order.namespace)
+                self._store.save(updated.spec, updated.desired_replicas)  # whatever becomes of its scale
             _, high = scale_bounds(spec)
             await self._scale(state, order.replicas if high is None else min(order.replicas, high))
             await asyncio.sleep(0)  # calls go on meanwhile

@@ -27,6 +27,10 @@ from smoe.deployment import DeploymentSettings, function_deployments
 START_TIMEOUT_S = 60.0
 
 
+STOPS_WITHIN_S = 60.0
+"""Heads that have partly come have ten seconds, the queue and replicas twenty each."""
+
+
 @dataclass(frozen=True)
 class GatewaySettings:
     """How ``smoe`` starts the embedded gateway."""
@@ -143,7 +147,7 @@ def log_end(path: Path, begin: int) -> str:
         return "(no log)"
 
 
-def stop_process(process: subprocess.Popen[bytes], timeout_s: float = 40.0) -> None:
+def stop_process(process: subprocess.Popen[bytes], timeout_s: float = STOPS_WITHIN_S) -> None:
     """SIGTERM, wait for the drain, SIGKILL after ``timeout_s``."""
     if process.poll() is not None:
         return
@@ -155,7 +159,7 @@ def stop_process(process: subprocess.Popen[bytes], timeout_s: float = 40.0) -> N
         process.wait(10)
 
 
-def stop_gateway(state: Path, timeout_s: float = 40.0) -> tuple[int, bool]:
+def stop_gateway(state: Path, timeout_s: float = STOPS_WITHIN_S) -> tuple[int, bool]:
     """Stop the gateway of a state folder; returns its process id, and whether it drained and ended by itself: it is
     killed after ``timeout_s``. Raises StateError when none runs."""
     pid = running_pid(state)

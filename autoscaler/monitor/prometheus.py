@@ -44,17 +44,19 @@ class Question(NamedTuple):
     query: str
 
 
-def selector(series: Series, pipeline: str, namespace: str = NAMESPACE) -> str:
+def selector(series: Series, pipeline: str, namespace: str = NAMESPACE, in_cluster: str = "") -> str:
     """The metric's name with matchers that leave out other pipelines, and functions of other namespaces.
 
-    An ingress does not know its namespace: whoever scrapes it adds ``function_name``, or watches one namespace alone.
+    An ingress does not know its namespace: whoever scrapes it adds ``function_name`` (with the namespace's name, or the
+    one it has ``in_cluster``), or watches one namespace alone.
     """
     shape, name = SHAPES[series], METRICS[series]
     if shape.kind == "histogram":
         name += "_bucket"
     for label in ("pipeline", "model_name"):
         if label in shape.labels:
-            here = f"|.+[.]{re.escape(namespace)}".replace("\\", "\\\\")
+            names = "|".join(re.escape(name) for name in dict.fromkeys((namespace, in_cluster or namespace)))
+            here = f"|.+[.]({names})".replace("\\", "\\\\")
             return f'{name}{{{label}="{pipeline}",function_name=~"{here}"}}'
     if "function_name" in shape.labels:
         functions = f"{re.escape(pipeline)}(-.+)?[.]{re.escape(namespace)}".replace("\\", "\\\\")
@@ -63,10 +65,10 @@ def selector(series: Series, pipeline: str, namespace: str = NAMESPACE) -> str:
     return name
 
 
-def promql(series: Series, pipeline: str, window_s: float, namespace: str = NAMESPACE) -> str:
+def promql(series: Series, pipeline: str, window_s: float, namespace: str = NAMESPACE, in_cluster: str = "") -> str:
     """The query of one series over a window. Durations are whole milliseconds, as PromQL takes them."""
     shape = SHAPES[series]
-    selected = selector(series, pipeline, namespace)
+    selected = selector(series, pipeline, namespace, in_cluster)
     grown = f"increase({selected}[{round(window_s * 1000)}ms])"
     if shape.kind == "counter":
         return f"sum by ({', '.join(shape.labels)}) ({grown})"
@@ -89,11 +91,11 @@ def promql_measured(
     return f"{aggregate} by ({', '.join(shape.labels)}) ({selected})"
 
 
-def _questions(pipeline: str, window_s: float, namespace: str) -> Iterator[Question]:
+def _questions(pipeline: str, window_s: float, namespace: str, in_cluster: str = "") -> Iterator[Question]:
     """All that a window is made of."""
     for series, shape in SHAPES.items():
         part: Part = "tails" if series in TAILS else "histograms" if shape.kind == "histogram" else "values"
-        yield Question(part, series, promql(series, pipeline, window_s, namespace))
+        yield Question(part, series, promql(series, pipeline, window_s, namespace, in_cluster))
         if shape.counted:
             yield Question("counts", series, promql_measured(series, pipeline, window_s, "count", namespace))
         if shape.counted and shape.kind == "counter":
@@ -102,12 +104,16 @@ def _questions(pipeline: str, window_s: float, namespace: str) -> Iterator[Quest
 
 class PrometheusSource:
     """``url`` of the server; the window must hold at least two of its scrapes. Samples older than ``stale_s`` make a
-    window stale. ``namespace``: what the gateway calls the one that the functions are in."""
+    window stale. ``namespace``: what the gateway calls the one that the functions are in;
+    ``in_cluster``: its name there, where that is another."""
 
-    def __init__(self, url: str, pipeline: str, stale_s: float = 60.0, namespace: str = NAMESPACE) -> None:
+    def __init__(
+        self, url: str, pipeline: str, stale_s: float = 60.0, namespace: str = NAMESPACE, in_cluster: str = ""
+    ) -> None:
         self._url = url.rstrip("/")
         self._pipeline = pipeline
         self._namespace = namespace
+        self._in_cluster = in_cluster
         self._stale_s = stale_s
         self._clients = threading.local()
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="prometheus")
@@ -143,7 +149,7 @@ class PrometheusSource:
             return Readings(now_s - window_s, now_s, problems=(str(error),), stale=True)
 
     def _read(self, now_s: float, window_s: float) -> Readings:
-        asked = list(_questions(self._pipeline, window_s, self._namespace))
+        asked = list(_questions(self._pipeline, window_s, self._namespace, self._in_cluster))
         first = self._answer(asked[0], now_s)  # a server that is away is found out by one query
         rest = self._pool.map(partial(self._answer, time_s=now_s), asked[1:])
         parts: dict[Part, dict[Series, dict[Key, Any]]] = {part: {} for part in get_args(Part)}
@@ -170,7 +176,7 @@ class PrometheusSource:
         ages: dict[Job, float] = {}
         problems = []
         for job, series in _AGE_OF.items():
-            query = f"max(timestamp({selector(series, self._pipeline, self._namespace)}))"
+            query = f"max(timestamp({selector(series, self._pipeline, self._namespace, self._in_cluster)}))"
             youngest_s = self._query(query, now_s, Rows(()).read).get(())
             if youngest_s is None:
                 problems.append(f"Prometheus has no sample of {METRICS[series]}: is the {job} scraped?")

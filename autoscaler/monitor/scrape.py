@@ -81,6 +81,9 @@ class ScrapeSource:
         for address, job in named.items():
             history = self._targets.setdefault(address, TargetHistory(job))
             history.listed = True
+        for history in self._targets.values():  # the clock was set back: what is to come has not been counted
+            while history.scrapes and history.scrapes[-1][0] >= now_s:
+                history.scrapes.pop()
         with ThreadPoolExecutor(min(THREADS, max(1, len(named)))) as pool:
             results = list(pool.map(self._scrape, named))
         for (address, job), result in zip(named.items(), results, strict=True):

@@ -98,7 +98,10 @@ class FallbackPolicy:
         present = _present(observation, proposal.reasons)
         sizes, alone = (_before(present, one, observation.redeployed) for one in (before.sizes, before.alone))
         instead = self._other.propose(observation if before.why else _as_with(alone, observation), now_s, before.other)
-        alone = {name: instead.desired.get(name, present[name] if before.why else one) for name, one in alone.items()}
+        alone = {
+            name: instead.desired.get(name, present.get(name, one) if before.why else one)
+            for name, one in alone.items()
+        }
         after = replace(
             _judged(before, observation, proposal, self._settings),
             chosen=proposal.memory,
@@ -126,15 +129,16 @@ class FallbackPolicy:
         except Exception as error:
             failure = in_words(error)
             doubt = f"it failed ({type(error).__name__})"
-            reasons = dict.fromkeys(before.sizes, f"policy {self.name} failed ({type(error).__name__})")
+            functions = before.sizes or [node.function for node in observation.nodes]
+            reasons = dict.fromkeys(functions, f"policy {self.name} failed ({type(error).__name__})")
             return Proposal({}, reasons, before.chosen, doubt, failure=failure)
 
 
 def in_words(error: Exception) -> str:
-    """The exception, and where it was raised."""
-    where = traceback.extract_tb(error.__traceback__)[-1:]
-    place = "".join(f" ({frame.filename.rpartition('/')[2]}, line {frame.lineno})" for frame in where)
-    return ": ".join(filter(None, (type(error).__name__, str(error)))) + place
+    """The exception, and the innermost calls that led to it."""
+    calls = traceback.extract_tb(error.__traceback__)[-4:]
+    places = " < ".join(f"{frame.filename.rpartition('/')[2]}, line {frame.lineno}" for frame in reversed(calls))
+    return f"{': '.join(filter(None, (type(error).__name__, str(error))))} ({places})"
 
 
 def _present(observation: Observation, functions: Collection[str]) -> dict[str, Configuration]:

@@ -139,6 +139,7 @@ def best(trials: Sequence[Swept]) -> Swept:
     """The cheapest of those that keep the SLO; where none does, of those that break it in hardly more windows than the
     one that does so in the fewest (by the same share that keeping it may miss): a last window is not bought at any
     price."""
+    trials = [trial for trial in trials if math.isfinite(trial.cost)] or trials  # those that no hour refused
     fewest = min(trial.share for trial in trials)
     most = MOST_VIOLATED if fewest <= MOST_VIOLATED else fewest + MOST_VIOLATED
     return min((trial for trial in trials if trial.share <= most), key=lambda trial: trial.cost)

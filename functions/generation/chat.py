@@ -32,5 +32,5 @@ class ChatTemplate:
             return self._template.render(messages=messages, **self._given)
         except TemplateError as error:
             raise BadInputError(f"the model's chat template refuses these messages: {error}") from None
-        except (TypeError, ValueError, KeyError) as error:
+        except (TypeError, ValueError, LookupError, ArithmeticError) as error:
             raise BadInputError(f"the model's chat template fails on these messages: {error}") from None

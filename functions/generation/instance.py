@@ -104,12 +104,12 @@ class Instance:
                 reply = await self._pools[name].call(head, [], ASK_S, self._dispatcher.silence_s)
             except TransportError as error:
                 raise UnreachableError(f"{name}: {error}", replica.id) from None
-            document = _document(name, replica, reply)
-            self.page_tokens = document["page_tokens"]
-            for node in document["nodes"].values():
-                self.bytes_per_token += node["bytes_per_token"]
-                if node["bytes_per_token"]:
-                    fewest = node["pages"] if fewest is None else min(fewest, node["pages"])
+            page_tokens, nodes = _room(name, replica, reply)
+            self.page_tokens = page_tokens
+            for pages, bytes_per_token in nodes:
+                self.bytes_per_token += bytes_per_token
+                if bytes_per_token:
+                    fewest = pages if fewest is None else min(fewest, pages)
         self.pages = fewest or 0
 
     async def run(self, parts: Parts, context: PassContext) -> tuple[list[Answer], Array | None]:
@@ -230,19 +230,21 @@ class Instance:
         return await pool.call(head, chunks, timeout_s)
 
 
-def _document(name: str, replica: ReplicaAddress, reply: RawReply) -> dict[str, Any]:
-    """A replica's room, as it answered for ``name``. Raises NoKvError; UnreachableError where that is no answer."""
+def _room(name: str, replica: ReplicaAddress, reply: RawReply) -> tuple[int, list[tuple[int, int]]]:
+    """Tokens of a page, and of every node its pages and bytes of a token, as a replica answered for ``name``. Raises
+    NoKvError; UnreachableError where that is no answer."""
     try:
         document: dict[str, Any] = orjson.loads(reply.body)
         if reply.status in (400, 404):
             raise NoKvError(f"{name} keeps no keys and values: {document['error']['message']}")
-    except (ValueError, KeyError, TypeError):
+        if reply.status != 200:
+            raise UnreachableError(f"{name} answered {reply.status}", replica.id)
+        nodes = [(int(node["pages"]), int(node["bytes_per_token"])) for node in document["nodes"].values()]
+        return int(document["page_tokens"]), nodes
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise UnreachableError(
             f"{name} answered {reply.status} with something else than its room", replica.id
         ) from None
-    if reply.status != 200:
-        raise UnreachableError(f"{name} answered {reply.status}", replica.id)
-    return document
 
 
 def _which(parts: Parts) -> dict[str, Part]:

@@ -50,7 +50,10 @@ class Writer:
 
     def _new(self) -> str:
         before = self._tokenizer.decode(self._ids[: self._out])
-        return self._tokenizer.decode(self._ids)[len(before) :]
+        text, out = self._tokenizer.decode(self._ids), len(before)
+        while out and before[out - 1] == BROKEN != text[out - 1 : out]:  # a character that the prompt had begun
+            out -= 1
+        return text[out:]
 
 
 class _Stop:

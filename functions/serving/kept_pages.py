@@ -138,10 +138,13 @@ class KeptPages:
         return [(node_id, p.cache) for node_id, p in self._programs.items() if p.cache is not None]
 
     def _free_unused(self) -> None:
-        for _, cache in self._open():
-            cache.free_unused(IDLE_S)
-        released = any(cache.release(LOOK_S, RELEASE_BYTES) for _, cache in self._open())
-        self._timer = self._loop.call_later(RELEASE_S if released else LOOK_S, self._free_unused)
+        released = False
+        try:
+            for _, cache in self._open():
+                cache.free_unused(IDLE_S)
+            released = any(cache.release(LOOK_S, RELEASE_BYTES) for _, cache in self._open())
+        finally:
+            self._timer = self._loop.call_later(RELEASE_S if released else LOOK_S, self._free_unused)
 
 
 def _bytes_per_token(program: NodeProgram) -> int:

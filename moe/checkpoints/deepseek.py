@@ -42,8 +42,8 @@ class DeepseekReader(RopeReader):
         if second:
             fields.only("norm_topk_prob", False)
         gates: Gates = "softmax-topk" if second else "sigmoid-topk"
-        default = (8, 4) if family == "deepseek_v3" else (1, 1)
-        self.router = grouped_router(fields, gates, self.experts, default, limited)
+        default, scale = ((8, 4), 2.5) if family == "deepseek_v3" else ((1, 1), 1.0)
+        self.router = grouped_router(fields, gates, self.experts, default, limited, scale)
         self.shared = fields.count("n_shared_experts", 2 if second else 1) * numbers["ffn_size"]
         self.finish(source, fields, family, numbers)
 
@@ -129,9 +129,11 @@ def expert_numbers(fields: Fields, numbers: dict[str, Any], default: int) -> int
     return fields.count("n_routed_experts")
 
 
-def grouped_router(fields: Fields, gates: Gates, experts: int, default: tuple[int, int], limited: bool) -> Router:
+def grouped_router(
+    fields: Fields, gates: Gates, experts: int, default: tuple[int, int], limited: bool, scale: float
+) -> Router:
     """The ``num_experts_per_tok`` best of ``experts``, where ``limited`` in the ``topk_group`` best of ``n_group``
-    groups, by ``default`` that many. Raises CheckpointError."""
+    groups, by ``default`` that many; gates by ``scale`` unless stated. Raises CheckpointError."""
     groups, best = fields.count("n_group", default[0]), fields.count("topk_group", default[1])
     if not limited:
         groups = best = 1
@@ -142,6 +144,6 @@ def grouped_router(fields: Fields, gates: Gates, experts: int, default: tuple[in
             "two or more (num_experts_per_tok, n_routed_experts, topk_group, n_group)."
         )
     normalise = fields.flag("norm_topk_prob", gates == "sigmoid-topk")
-    scale = fields.number("routed_scaling_factor", 1.0)
+    scale = fields.number("routed_scaling_factor", scale)
     limits = {"groups": groups, "top_groups": best} if groups > 1 else {}
     return Router(top_k, gates, normalise, scale, **limits)

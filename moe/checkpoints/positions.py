@@ -52,6 +52,8 @@ def rotary_numbers(fields: Fields, default: float, numbers: dict[str, Any], part
         raise CheckpointError(f"{fields.where}: partial_rotary_factor leaves {width} numbers of a head to turn.")
     plain = 1.0 / (theta ** (torch.arange(0, width, 2).float() / width))  # [R/2]
     amplitude = 1.0
+    if kind == "llama3" and width < numbers["head_dim"]:
+        raise CheckpointError(f"{fields.where}: rope_type llama3 is supported where all of a head turns.")
     if kind == "llama3":
         numbers["rope_scaling"] = llama3_scaling(nested, longest)
     elif kind == "linear":

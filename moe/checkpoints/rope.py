@@ -37,6 +37,8 @@ class Variant:
     """Default of ``layer_types``: the window in every other layer, from the first on."""
     full_layers: int | None = None
     """Default of ``max_window_layers``, the first layers without a window; None: that key changes nothing."""
+    layers_stated: bool = False
+    """Where there is a window, ``layer_types`` must be stated: the default has changed between releases."""
     parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     """Names of an expert's matrices: gate, up, down."""
     latent: bool = False
@@ -47,8 +49,8 @@ class Variant:
 
 VARIANTS: dict[Family, Variant] = {
     "mixtral": Variant(131072, 1e6, 1e-5, window="key", parts=("w1", "w3", "w2")),
-    "qwen3_moe": Variant(32768, qk_norm="head", bias="flag", window="flag"),
-    "olmoe": Variant(4096, eps=1e-5, qk_norm="full", bias="flag", window="key"),
+    "qwen3_moe": Variant(32768, qk_norm="head", bias="flag", window="flag", default_window=4096),
+    "olmoe": Variant(4096, eps=1e-5, qk_norm="full", bias="flag"),
     "granitemoe": Variant(2048, bias="flag"),
     "phimoe": Variant(131072, 1e6, 1e-5, bias="flag", window="key", parts=("w1", "w3", "w2"), layer_norms=True),
     "gpt_oss": Variant(131072, 1.5e5, 1e-5, bias="flag", window="key", default_window=128, alternating=True),
@@ -57,9 +59,9 @@ VARIANTS: dict[Family, Variant] = {
     "deepseek_v3": Variant(4096, bias="flag", latent=True),
     "llama": Variant(2048, bias="flag"),
     "mistral": Variant(131072, window="key", default_window=4096),
-    "qwen2": Variant(32768, bias="qkv", window="flag", full_layers=28),
-    "qwen2_moe": Variant(32768, bias="qkv", window="flag", full_layers=28),
-    "qwen3": Variant(32768, qk_norm="head", bias="flag", window="flag", full_layers=28),
+    "qwen2": Variant(32768, bias="qkv", window="flag", default_window=4096, full_layers=28),
+    "qwen2_moe": Variant(32768, bias="qkv", window="flag", default_window=4096, full_layers=28, layers_stated=True),
+    "qwen3": Variant(32768, qk_norm="head", bias="flag", window="flag", default_window=4096, full_layers=28),
 }
 HARMLESS = frozenset(
     (
@@ -137,7 +139,7 @@ def mixture_of(fields: Fields, family: Family, numbers: dict[str, Any]) -> tuple
         raise CheckpointError(f"{fields.where}: config names no number of experts (num_local_experts, num_experts).")
     fixed = family in ("mixtral", "granitemoe", "phimoe", "gpt_oss")
     normalise = fixed or fields.flag("norm_topk_prob", False)
-    top_k = fields.count("num_experts_per_tok", 2 if fixed else None)
+    top_k = fields.count("num_experts_per_tok", (4 if family == "gpt_oss" else 2) if fixed else None)
     router = Router(top_k, "softmax-topk", normalise)
     if family == "phimoe":
         fields.only("num_experts_per_tok", 2)
@@ -161,6 +163,10 @@ def windows(fields: Fields, variant: Variant, layers: int) -> dict[str, Any]:
         return none
     if fields.get("sliding_window", default) is None:
         return none
+    if not kinds and variant.layers_stated:
+        raise CheckpointError(
+            f"{fields.where}: with use_sliding_window, 'layer_types' must name each layer's attention."
+        )
     if not kinds and variant.full_layers is not None:
         full = fields.get("max_window_layers", variant.full_layers)
         if not isinstance(full, int):

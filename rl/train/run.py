@@ -141,6 +141,8 @@ class Run:
         the warm start's updates and validation; of the limit as much is left for a last validation as the one before
         took. What was learnt by then is stored, and a later run goes on."""
         torch.set_num_threads(1)
+        for kind in self.rounds.kinds:  # all before the first window: each has its part of the replay from then on
+            self.rounds.register(kind)
         if self.progress.rounds:
             self._restore_windows()
         elif self.logged is not None:
@@ -267,8 +269,6 @@ class Run:
             (self.out / f"{stem}.part.{kind}").replace(self.out / name)
 
     def _restore_windows(self) -> None:
-        for kind in self.settings.kinds:
-            self.rounds.register(kind)
         if self.logged is not None:
             online.register(self.agent, self.logged, self._log_reference(self.logged))
         load_windows(self.out / "windows.npz", self.agent.replay_buffer)

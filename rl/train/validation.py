@@ -248,7 +248,7 @@ class Validator:
                 over = np.array(p95) / episode.workload.slo_s - 1
                 finite = over[np.isfinite(over)]
                 excess = float(np.maximum(finite, 0).mean()) if finite.size else 0.0
-                counted = episode.windows - self.settings.validation.warm_up
+                counted = episode.windows - max(1, self.settings.validation.warm_up)
                 reference, over_slo = episode.reference * counted, int((over > 0).sum())
                 judged.append(Judged(clip.workload, clip.pattern, cost, reference, over.size, over_slo, excess))
         return Validation(tuple(judged))

@@ -86,6 +86,7 @@ def simulate_policy(
 
 
 def failures_of(steps: Sequence[Step]) -> dict[str, Any]:
-    """In how many windows the policy ended with an exception, so that what was deployed was held, and the first one."""
+    """In how many windows the policy ended with an exception, so that what was deployed was held or its guard
+    decided, and the first one."""
     failures = [step.report.failure for step in steps if step.report.failure]
     return {"failed_windows": len(failures), **({"failure": failures[0]} if failures else {})}

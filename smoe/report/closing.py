@@ -89,7 +89,8 @@ def _latency(numbers: Mapping[str, Any], slo_s: float) -> str:
     verdict = "kept" if kept(numbers, slo_s) else "MISSED"
     part = f"{abs(over):.0%} {'above' if over > 0 else 'below'}"
     return (
-        f"P95         {duration(latency['p95'])}, {part} the SLO of {duration(slo_s)}: {verdict}; "
+        f"P95         {duration(latency['p95'])}, {part} the SLO of {duration(slo_s)}"
+        f"{_lost(requests, slo_s)}: {verdict}; "
         f"{requests['slo_attainment']:.1%} of all requests were answered within it "
         f"(P50 {duration(latency['p50'])}, P99 {duration(latency['p99'])})"
     )

@@ -11,7 +11,7 @@ import jinja2
 
 from autoscaler.prices import money
 from platform_words.durations import duration
-from smoe.report.closing import verdict
+from smoe.report.closing import kept, verdict
 from smoe.report.folding import folded
 from smoe.report.model import Action
 
@@ -145,7 +145,7 @@ def _tiles(numbers: Mapping[str, Any], slo_s: float) -> list[dict[str, str]]:
     p95 = latency["p95"] if latency else None
     attained = requests["slo_attainment"]
     return [
-        _tile("P95", duration(p95), f"SLO {duration(slo_s)}", None if p95 is None else p95 <= slo_s),
+        _tile("P95", duration(p95), f"SLO {duration(slo_s)}", None if p95 is None else kept(numbers, slo_s)),
         _tile(
             "P50 / P99",
             f"{duration(latency['p50'])} / {duration(latency['p99'])}" if latency else "no data",

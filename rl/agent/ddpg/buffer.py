@@ -156,7 +156,7 @@ class WindowBuffer(ReplayBuffer):
         it would have. ``rings``: the windows to draw from; None or empty: all. Raises LearnerError on an empty buffer.
         """
         rng, rings = np.random.default_rng((self.seed, draw)), rings or self._rings
-        names = [name for name, ring in rings.items() if ring]
+        names = sorted(name for name, ring in rings.items() if ring)  # whatever order they were registered in
         if not names:
             raise LearnerError("replay: there is no window to learn from yet")
         sizes = np.array([len(rings[name]) for name in names], dtype=np.float64)

@@ -128,6 +128,19 @@ def test_a_policy_that_fails_keeps_its_memory_and_goes_after_two_windows() -> No
     assert failing.asked == [None, 1, 1, 1, 1, 5]
 
 
+def test_a_policy_that_fails_from_the_first_window_on_holds_every_function_with_a_reason() -> None:
+    failing = Failing("learnt", LESS, doubts="ddd----")
+    watched = FallbackPolicy(failing, Fixed("hpa", configuration(5)), FallbackSettings(Targets(SLO_S), calm_windows=1))
+    proposals, memory = [], None
+    for _ in range(7):
+        proposals.append(watched.propose(KEPT, NOW_S, memory))
+        memory = proposals[-1].memory
+    assert set(proposals[0].reasons) == {node.function for node in KEPT.nodes}
+    assert [one.desired[FUNCTION].replicas if FUNCTION in one.desired else None for one in proposals] == [
+        None, 5, 5, 1, 1, 1, 1
+    ]  # fmt: skip
+
+
 def test_windows_that_overlap_count_once() -> None:
     """Six windows of 30 s, read every 5 s, show the same late burst."""
     missed, kept = window(0.2, news=1 / 6), window(0.05, news=1 / 6)

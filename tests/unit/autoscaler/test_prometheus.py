@@ -28,7 +28,7 @@ from tests.unit.autoscaler.builders import NOW_S, topology
 from tests.unit.autoscaler.servers import Reply, serve
 
 WINDOW_S, EVERY_S = 30, 5
-HERE = r'pipeline="m",function_name=~"|.+[.]openfaas\\-fn"'
+HERE = r'pipeline="m",function_name=~"|.+[.](openfaas\\-fn)"'
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,12 @@ HERE = r'pipeline="m",function_name=~"|.+[.]openfaas\\-fn"'
 )
 def test_queries_leave_out_other_pipelines(series: Series, query: str) -> None:
     assert promql(series, "m", 30.0) == query
+
+
+def test_ingresses_may_be_labelled_with_the_namespace_s_name_in_the_cluster() -> None:
+    """The gateway calls its home openfaas-fn whatever the cluster calls it."""
+    query = promql(Series.REQUESTS_IN_FLIGHT, "m", 30.0, in_cluster="fns")
+    assert query.endswith(r'function_name=~"|.+[.](openfaas\\-fn|fns)"})')
 
 
 def test_measured_replicas_are_those_that_were_there_all_the_window() -> None:

@@ -54,6 +54,15 @@ def world() -> Iterator[tuple[World, Server]]:
         yield world, front
 
 
+def test_after_a_clock_was_set_back_windows_are_those_of_the_new_time(world: tuple[World, Server]) -> None:
+    state, front = world
+    source, counts = ScrapeSource(front.url, AUTH), []
+    for passed_s, time_s in enumerate([*range(100, 130), *range(40, 110)]):
+        state.passed_s = 1000.0 + passed_s
+        counts.append(sum(source.read(float(time_s), 5.0).values.get(Series.REQUESTS, {}).values()))
+    assert max(counts) == pytest.approx(counts[20])
+
+
 def test_ingresses_of_other_namespaces_are_left_out(world: tuple[World, Server]) -> None:
     """A pipeline of the same name there counts its requests under the same labels."""
     state, front = world

@@ -386,6 +386,9 @@ async def test_time_that_is_spent_before_a_replica_is_there_is_a_504(start: Star
         answer = await running.call("POST", "/function/f", b"x", x_timeout_ms="50")
         assert (answer.status, answer.headers["x-openfaas-internal"]) == (504, "proxy")
         assert not running.replicas()[0].requests
+        assert (
+            'gateway_function_invocation_total{code="504",function_name="f.openfaas-fn"} 1.0' in await running.metrics()
+        )
 
 
 @pytest.mark.parametrize("stated", ["soon", "0", "-1", "nan", "inf"])

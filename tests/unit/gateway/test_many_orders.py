@@ -71,3 +71,17 @@ async def test_what_was_carried_out_before_an_order_failed_is_stored(start: Star
     async with start() as running:
         assert kept(running) == {"a": ("a:1", 2), "b": ("b:1", 1)}
         assert running.backend.get("a", "openfaas-fn").spec.annotations == {"by": "orders"}
+
+
+async def test_an_annotation_is_stored_although_the_scale_is_refused(start: Starter) -> None:
+    backend = Interrupted()
+
+    async def refused() -> None:
+        raise BackendError("no room")
+
+    async with start(backend=backend) as running:
+        await deployed(running)
+        backend.before["a"] = refused
+        assert (await running.system("POST", "/system/scale-functions", ORDERS)).status >= 400
+    async with start() as running:
+        assert running.backend.get("a", "openfaas-fn").spec.annotations["by"] == "orders"

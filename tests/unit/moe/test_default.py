@@ -61,7 +61,8 @@ def test_tokens_are_transformers_own(model: WholeModel) -> None:
     ("texts", "said"),
     [
         pytest.param([], "no text", id="none"),
-        pytest.param(["fine", " \n"], "Text 1 is empty", id="blank"),
+        pytest.param(["fine", " \n"], "Text 1 is empty", id="blanks that are no token"),
+        pytest.param(["fine", ""], "Text 1 is empty", id="empty"),
         pytest.param(["word " * 255], "Text 0 has 257 tokens, special ones included; at most 256", id="long"),
         pytest.param(["x" * 300_000], "300000 characters", id="absurd"),
     ],

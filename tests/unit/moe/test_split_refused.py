@@ -76,6 +76,27 @@ def test_impossible_numbers_are_refused(arguments: dict[str, int], said: str, tm
             "must be 4 numbers",
             id="longrope-length",
         ),
+        pytest.param(
+            "qwen2_moe",
+            {"use_sliding_window": True, "sliding_window": 3, "layer_types": None},
+            "'layer_types' must name",
+            id="layer-types-left-out",
+        ),
+        pytest.param(
+            "glm4_moe",
+            {
+                "rope_parameters": {
+                    "rope_type": "llama3",
+                    "factor": 8.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 16,
+                    "partial_rotary_factor": 0.5,
+                }
+            },
+            "where all of a head turns",
+            id="glm-llama3",
+        ),
         pytest.param("glm4_moe", {"first_k_dense_replace": 3}, "no layer has experts", id="glm-all-dense"),
         pytest.param("glm4_moe", {"topk_group": 1}, "cannot be chosen from 1 of 3", id="glm-few-groups"),
         pytest.param("llama", {"quantization_config": {"quant_method": "fp8"}}, r"quantised \(fp8\)", id="fp8"),
@@ -98,6 +119,19 @@ def test_what_cannot_be_honoured_is_refused(family: str, changes: dict[str, Any]
     with pytest.raises(CheckpointError, match=said) as caught:
         split(checkpoint, tmp_path / "p", "tiny", 2, None if family in tiny.NATIVE else 2)
     assert str(caught.value).endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "top_k", "scale"),
+    [("gpt_oss", "num_experts_per_tok", 4, 1.0), ("deepseek_v3", "routed_scaling_factor", 3, 2.5)],
+)
+def test_a_key_that_is_left_out_means_what_it_does_in_transformers(
+    family: str, key: str, top_k: int, scale: float, tmp_path: Path
+) -> None:
+    checkpoint = tiny.store(tiny.build(family), tmp_path / "c")
+    change_config(checkpoint, **{key: None})
+    router = split(checkpoint, tmp_path / "p", "tiny", 2, None).router
+    assert (router.top_k, router.scale) == (top_k, scale)
 
 
 def test_untied_head_must_be_in_the_checkpoint(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -97,6 +98,11 @@ def test_a_sweep_records_every_trial_and_leaves_files_for_each_workload_and_for_
     for one in trials:
         name = "kpa.toml" if one.workload == ALL else f"kpa.{one.workload}.toml"
         assert tomllib.loads((tmp_path / name).read_text()) == one.setting
+
+
+def test_a_refused_setting_does_not_raise_the_bar_for_the_others() -> None:
+    refused, complete = (Swept("kpa", "bert-4", {}, cost, over, 100) for cost, over in ((math.inf, 0), (2.0, 7)))
+    assert best([refused, complete]) is complete and best([refused]) is refused
 
 
 def test_a_setting_that_some_hours_refuse_is_not_the_cheapest(
