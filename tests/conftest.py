@@ -52,6 +52,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.import_plugin("schemathesis.pytest.plugin")
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """A failure is named when it happens: the summary of a run that takes long, or is stopped, is not there yet."""
+    if report.failed:
+        crash = getattr(report.longrepr, "reprcrash", None)
+        words = crash.message if crash is not None else report.longreprtext
+        print(f"\n{report.when} failed: {report.nodeid} ({words.splitlines()[0][:200] if words else ''})", flush=True)
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Files whose tests are all slow are not imported where slow tests are left out: what they need (OpenAI's client,
     Schemathesis, which makes its requests when it is imported) takes seconds in every worker."""
