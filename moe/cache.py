@@ -78,7 +78,7 @@ class PageCache:
         self._freed_s = [inf] * self.pages
         """Since when a page is free; infinite where its memory is untouched or released."""
         self._memory: list[tuple[mmap, int]] = []
-        """Of tensors on the host: what they lie in, and a page's bytes there."""
+        """What tensors on the host lie in, and a page's bytes there."""
         self._layers: list[tuple[Tensor, Tensor]] = []
         for shape in shapes:
             keys = self._room(shape.key, shape.dtype, device)

@@ -12,8 +12,8 @@ from collections.abc import Generator, Iterable
 from typing import Protocol
 
 TURNS = 5
-"""Of an event loop without a new connection, after which those before are there and what came on them is read. asyncio
-takes three, and loses connections whose listener closes before the second; uvloop takes one."""
+"""Turns of an event loop without a new connection, after which those before are there and what came on them is read.
+asyncio takes three, and loses connections whose listener closes before the second; uvloop takes one."""
 MOST_TURNS = 4096
 """More than a listener of this project holds connections (2,048): newer ones cannot put off the end for ever."""
 

@@ -201,7 +201,7 @@ class Bench:
         return subprocess.CompletedProcess(command, process.returncode, out, errors)
 
     def _cpu_s(self) -> float:
-        """Of the instance."""
+        """CPU seconds of the instance until now."""
         return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in self.served.workers(ingress=False))
 
     def _counts(self) -> dict[str, float]:

@@ -64,7 +64,7 @@ def _seconds(metric: dict[str, Any] | None) -> float | None:
 
 
 def _place(one: dict[str, Any]) -> int:
-    """Of its row; requests of one moment are issued in any order."""
+    """The number of its row; requests of one moment are issued in any order."""
     return int(one["metadata"]["conversation_id"].rsplit("_", 1)[1])
 
 

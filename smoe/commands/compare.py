@@ -41,7 +41,7 @@ OPPONENTS = (
 )
 ALL = "all"
 SECONDS = 600.0
-"""Of each test hour, where no pipeline is given."""
+"""Length of each test hour's part, where no pipeline is given."""
 
 
 @dataclass(frozen=True)
