@@ -82,7 +82,7 @@ def test_fields_are_refused_by_name_or_taken(
         ("completions", b'{"prompt": [[1], []]}', "takes a text"),
         ("completions", b'{"prompt": [1e400]}', "not JSON"),
         ("completions", b"[" * 5000, "not JSON"),
-        ("completions", b'{"prompt": "  "}', "empty"),
+        ("completions", b'{"prompt": ""}', "empty"),
         ("embeddings", b'{"input": "a"}', "no embeddings"),
         ("audio", b"{}", "there is no POST"),
     ],

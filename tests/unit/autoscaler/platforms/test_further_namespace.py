@@ -37,9 +37,9 @@ class Selecting(Prometheus):
         status, reported = super().reply(method, path, body, authorization)
         document = json.loads(reported)
         matcher = re.search(r'function_name=~"([^"]*)"', parse_qs(urlsplit(path).query)["query"][0])
-        if matcher is not None and document["data"]["result"][0]["metric"]:  # the age of samples is of no function
+        rows: list[dict[str, Any]] = document["data"]["result"]
+        if matcher is not None and rows and rows[0]["metric"]:  # the age of samples is of no function
             wanted = re.compile(matcher[1].replace("\\\\", "\\"))
-            rows: list[dict[str, Any]] = document["data"]["result"]
             kept = [row for row in rows if wanted.fullmatch(row["metric"].get("function_name", ""))]
             document["data"]["result"] = kept
         return status, json.dumps(document).encode()
@@ -90,7 +90,8 @@ def test_one_setting_names_the_namespace_to_queries_and_cluster(
         assert side.platform.configurations() == dict.fromkeys((*FUNCTIONS, "m-segment-0"), configuration())
         build_controller(settings, platform=side.platform)[0].tick(1000.0)
     of_functions = [query for query in asked if "function_name=~" in query]
-    assert of_functions and all(r'tiny(-.+)?[.]team\\-a"' in query for query in of_functions)
+    matchers = (r'"tiny(-.+)?[.]team\\-a"', r'"|.+[.](team\\-a)"')
+    assert of_functions and all(any(one in query for one in matchers) for query in of_functions)
 
 
 def test_home_may_have_another_name_in_the_cluster(double: Running, kubeconfig: Path, both: None) -> None:
