@@ -23,14 +23,15 @@ def test_names_and_values_are_whole_and_intervals_stand_where_there_is_room(
 ) -> None:
     one = Interval(0.1234, 0.05, 0.25)
     over = {"provisioned": one, "busy": one} if bounded else {"provisioned": None, "busy": None}
-    row = Row("serverlessmoe", "bursty", 30, {"provisioned": one, "busy": one}, one, over, one, one, one, 12.3, 30)
+    few = Interval(0.05, 0.04, 0.06)
+    row = Row("serverlessmoe", "bursty", 30, {"provisioned": one, "busy": one}, one, over, few, one, one, 12.3, 30)
     monkeypatch.setattr(evaluate, "rows", lambda summaries: [row])
     console = Console(width=width, file=io.StringIO(), record=True)
     evaluate.show(console, [], {})
     text = console.export_text()
     heads = ("pattern", "policy", "runs", "provisioned", "busy", "SLO", "windows", "mean", "excess")
     assert all(re.search(rf"\b{head}\b", text) for head in heads), text
-    assert "within the SLO: serverlessmoe at $0.123 provisioned (bursty)." in " ".join(text.split())
+    assert "of the windows: serverlessmoe at $0.123 provisioned (bursty)." in " ".join(text.split())
     assert "serverlessmoe" in text and "12.3 %" in text and "…" not in text
     assert ("(5.0–25.0)" in text) == intervals == ("decision P99" in text)
 
