@@ -57,3 +57,8 @@ class UnreachableError(PlatformError):
 
 class AccessError(UnreachableError):
     """The platform refused user or password."""
+
+
+def in_words(error: Exception) -> str:
+    """Its kind, and what it states."""
+    return ": ".join(filter(None, (type(error).__name__, str(error))))

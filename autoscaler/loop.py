@@ -29,7 +29,7 @@ from autoscaler.contract import (
     Topology,
 )
 from autoscaler.decision.limits import LimitSettings, LimitState, decide
-from autoscaler.errors import LogError, PlatformError
+from autoscaler.errors import LogError, PlatformError, in_words
 from autoscaler.logger import FunctionLogger
 from autoscaler.own_sizes import OwnSizes
 from autoscaler.prices import PriceSheet, total_cost
@@ -173,7 +173,7 @@ class Controller:
         try:
             proposal = self.policy.propose(observation, now_s, self._memory)
         except Exception as error:
-            failure = ": ".join(filter(None, (type(error).__name__, str(error))))
+            failure = in_words(error)
             if failure != self._logged_failure:  # the next ticks may meet the same
                 log.exception("policy %s failed; the present scale is held", self.policy.name)
             self._logged_failure = failure
@@ -326,8 +326,7 @@ def run(
     next_s = clock() + interval_s
     last_error = ""
     try:
-        # A clock that was set back makes no wait longer than usual.
-        while not stop(min(max(0.0, next_s - clock()), interval_s)):
+        while not stop(max(0.0, next_s - clock())):
             now_s = clock()
             try:
                 on_tick(controller.tick(now_s, window_s))
@@ -338,6 +337,7 @@ def run(
                     trace = not isinstance(error, PlatformError)  # one that is away is no fault of this program
                     log.error("this tick failed, the functions stay as they are: %s", error, exc_info=trace)
                 last_error = text
-            next_s = min(max(next_s + interval_s, clock()), clock() + interval_s)
+            done_s = clock()
+            next_s = min(max(next_s + interval_s, done_s), done_s + interval_s)  # the latter: it was set back
     finally:
         controller.close()

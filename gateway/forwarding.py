@@ -89,7 +89,7 @@ class Forwarder:
 
         Raises ClientGoneError when the client went away within its body.
         """
-        begun_s = time.perf_counter()
+        came_s = time.perf_counter()
         try:
             state = self._backend.get(call.function, call.namespace)
             stated = stated_s(call) if PIPELINE_LABEL in state.spec.labels else None
@@ -100,7 +100,7 @@ class Forwarder:
             return _not_found(call)
         except TimeoutError:
             self._metrics.begin(call.key)
-            self._metrics.end(call.key, 504, time.perf_counter() - begun_s)
+            self._metrics.end(call.key, 504, time.perf_counter() - came_s)
             return refusal(call, 504, SPENT)
         except GatewayError as error:
             return refusal(call, 500, f"{call.function} could not be scaled up: {error}")

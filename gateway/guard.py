@@ -19,7 +19,7 @@ from typing import Any, Literal, cast
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from platform_words.connections import SLOWEST_BYTES_S, OpenConnections, allowed
+from platform_words.connections import OpenConnections, allowed, goes_on
 
 BEHIND_BYTES = 2 << 20
 """What waits in this process behind the bytes that a client does not take: pieces of the reply on their way here. By
@@ -142,7 +142,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _look_at_untaken(self) -> None:
         taken = self._left_before - self.transport.get_write_buffer_size()
-        if taken >= SLOWEST_BYTES_S * self.bounds.taken_within_s:
+        if goes_on(taken, self.bounds.taken_within_s):
             self._arm_untaken()
         else:
             self.transport.abort()
@@ -283,7 +283,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         timeout_s = self.bounds.body_timeout_s
-        if self._part == "body" and (self.flow.read_paused or self._body_size >= SLOWEST_BYTES_S * timeout_s):
+        if self._part == "body" and (self.flow.read_paused or goes_on(self._body_size, timeout_s)):
             self._body_size = 0  # the gateway itself does not read now, or the body is large
             self._arm(timeout_s)
         elif self._part != "idle":

@@ -58,12 +58,12 @@ class TextTokenizer:
         if not texts:
             raise TextError("There is no text; send at least one.")
         for index, text in enumerate(texts):
-            if not text.strip() and not self._tokenizer.encode(text, add_special_tokens=False).ids:
-                raise TextError(f"Text {index} is empty; send at least one character that is not blank.")
             if len(text) > self._most_characters:
                 raise TextError(
                     f"Text {index} has {len(text)} characters, too many for {self.settings.max_tokens} tokens."
                 )
+            if not text.strip() and not self._tokenizer.encode(text, add_special_tokens=False).ids:
+                raise TextError(f"Text {index} is empty; send at least one character that is not blank.")
         result = self._encoded(texts)
         for index, ids in enumerate(result):
             if len(ids) > self.settings.max_tokens:

@@ -21,6 +21,12 @@ SLOWEST_BYTES_S = 16 * 1024
 not."""
 _LOG_EVERY_S = 10.0
 
+
+def goes_on(size: int, seconds: float) -> bool:
+    """Whether ``size`` bytes in so many seconds are enough for a body or a reply to have as long again."""
+    return size >= SLOWEST_BYTES_S * seconds
+
+
 log = logging.getLogger(__name__)
 
 

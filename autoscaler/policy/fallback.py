@@ -27,6 +27,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from autoscaler.contract import Burst, Configuration, Memory, NodeObservation, Observation, Policy, Proposal, reached
+from autoscaler.errors import in_words
 from autoscaler.state.targets import Targets
 
 UNSEEN = "requests were answered, and how fast is not known"
@@ -127,18 +128,17 @@ class FallbackPolicy:
         try:
             return self._chosen.propose(observation, now_s, before.chosen)
         except Exception as error:
-            failure = in_words(error)
+            failure = f"{in_words(error)} ({_where(error)})"
             doubt = f"it failed ({type(error).__name__})"
             functions = before.sizes or [node.function for node in observation.nodes]
             reasons = dict.fromkeys(functions, f"policy {self.name} failed ({type(error).__name__})")
             return Proposal({}, reasons, before.chosen, doubt, failure=failure)
 
 
-def in_words(error: Exception) -> str:
-    """The exception, and the innermost calls that led to it."""
+def _where(error: Exception) -> str:
+    """The innermost calls that led to it."""
     calls = traceback.extract_tb(error.__traceback__)[-4:]
-    places = " < ".join(f"{frame.filename.rpartition('/')[2]}, line {frame.lineno}" for frame in reversed(calls))
-    return f"{': '.join(filter(None, (type(error).__name__, str(error))))} ({places})"
+    return " < ".join(f"{frame.filename.rpartition('/')[2]}, line {frame.lineno}" for frame in reversed(calls))
 
 
 def _present(observation: Observation, functions: Collection[str]) -> dict[str, Configuration]:

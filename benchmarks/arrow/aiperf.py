@@ -61,7 +61,7 @@ RATES = {"llm-code": 7.0, "llm-conv": 7.0, "mooncake-conv": 1.2}
 """Requests/s."""
 DIVISOR = 8
 LEAST_PROMPT = 8
-"""Tokens of a prompt: a text of blanks alone, which shorter ones may be, is refused."""
+"""Tokens of a prompt: shorter ones may be blanks alone, which some tokenizers take for no text."""
 CHARACTERS, CONTEXT = 128, 2048 + LEAST_PROMPT
 SHAPE: dict[str, Any] = {
     "vocab_size": CHARACTERS, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -44,11 +44,10 @@ def policy_of(name: str, workload: Workload, grid: Grid, group: Group) -> Policy
     if grid.speed > 1 and base in HPA_NAMES:
         table = {
             **hpa_of_windows(grid.window_s),
-            **(read_toml(table, SETTINGS) if isinstance(table, Path) else table or {}),
+            **_entries(table),
         }
     if pipeline is None and base in WITH_HOPS and grid.hop_factor != 1.0:
-        stored = read_toml(table, SETTINGS) if isinstance(table, Path) else table or {}
-        table = {"hop_factor": grid.hop_factor, **stored}
+        table = {"hop_factor": grid.hop_factor, **_entries(table)}
     folder = Path() if pipeline is None else Path(pipeline.folder)
     making = making_of(base, workload, grid.window_s, table, folder, plan, group.seed)
     if pipeline is None or base not in PLANNING:
@@ -87,13 +86,17 @@ def making_of(
     return Making(settings, workload.topology, limits_of(workload), workload.prices, measured=workload.measured)
 
 
+def _entries(table: Path | Mapping[str, Any] | None) -> Mapping[str, Any]:
+    return read_toml(table, SETTINGS) if isinstance(table, Path) else table or {}
+
+
 def _table(name: str, workload: Workload, grid: Grid, group: Group) -> Path | Mapping[str, Any] | None:
     """The policy's settings; with standbys :data:`DEFAULT_BURST` where neither they nor its plan have some, and no plan
     was searched with standbys: where these do not pay it has none."""
     given, plan = grid.settings_of(name, group), grid.plan_of(name, group)
     if name == without_burst(name):
         return given
-    table = {} if given is None else read_toml(given, SETTINGS)
+    table = _entries(given)
     in_plan = plan is not None and (
         plan.name.startswith(f"{file_name(name)}.") or any(one.burst for one in load_plan(plan).configurations.values())
     )

@@ -23,7 +23,7 @@ from functions.wire.messages import (
     pieces,
     set_deadline,
 )
-from platform_words.connections import SLOWEST_BYTES_S
+from platform_words.connections import goes_on
 
 if TYPE_CHECKING:
     from functions.serving.server import FunctionServer
@@ -139,9 +139,9 @@ class Connection(asyncio.Protocol):
 
     def _late(self, part: str) -> None:
         settings = self._server.settings
-        if part == "body" and (
-            self._paused or len(self._body) - self._body_before >= SLOWEST_BYTES_S * settings.body_s
-        ):  # this server itself does not read now, or the body is large
+        came = len(self._body) - self._body_before
+        if part == "body" and (self._paused or goes_on(came, settings.body_s)):
+            # this server itself does not read now, or the body is large
             self._arm_body(len(self._body))
             return
         seconds = settings.head_s if part == "head" else settings.body_s
@@ -187,7 +187,7 @@ class Connection(asyncio.Protocol):
     def _look_at_untaken(self) -> None:
         if self._transport is None:
             return
-        if self._left_before - self._transport.get_write_buffer_size() >= SLOWEST_BYTES_S * TAKEN_WITHIN_S:
+        if goes_on(self._left_before - self._transport.get_write_buffer_size(), TAKEN_WITHIN_S):
             self._arm_untaken()
         else:
             self._transport.abort()

@@ -19,6 +19,7 @@ from functions.serving.server import FunctionServer, ServerSettings
 from functions.serving.settings import FunctionSettings
 from functions.wire.messages import Reply
 from moe.manifest import load
+from platform_words import connections
 from tests.unit.functions.conftest import Held, Running, Scripted, echo, get, post, read_reply, turns
 
 
@@ -110,7 +111,7 @@ def test_who_takes_a_reply_slowly_is_cut_off_once_it_takes_too_little(
     """Its time passes by hand."""
     enough = 1 << 20
     monkeypatch.setattr(connection, "TAKEN_WITHIN_S", 1000.0)
-    monkeypatch.setattr(connection, "SLOWEST_BYTES_S", enough / 1000)
+    monkeypatch.setattr(connections, "SLOWEST_BYTES_S", enough / 1000)
 
     async def story() -> None:
         listener = socket.create_server(("127.0.0.1", 0))

@@ -114,7 +114,7 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 
 
 def counter(pipeline: LocalPipeline, name: str) -> float:
-    """Of the ingress, over its labels."""
+    """The ingress's, over its labels."""
     with urllib.request.urlopen(f"{pipeline.url}/metrics", timeout=100) as reply:
         families = text_string_to_metric_families(reply.read().decode())
         return sum(sample.value for family in families for sample in family.samples if sample.name == name)

@@ -65,6 +65,7 @@ def test_tokens_are_transformers_own(model: WholeModel) -> None:
         pytest.param(["fine", ""], "Text 1 is empty", id="empty"),
         pytest.param(["word " * 255], "Text 0 has 257 tokens, special ones included; at most 256", id="long"),
         pytest.param(["x" * 300_000], "300000 characters", id="absurd"),
+        pytest.param([" " * 300_000], "300000 characters", id="absurdly blank"),
     ],
 )
 def test_texts_that_cannot_be_tokens_are_refused(model: WholeModel, texts: list[str], said: str) -> None:
