@@ -85,7 +85,7 @@ test-clients: $(CLIENTS)/.installed  ## clients of the /v1 API that people own, 
 	PYTHONPATH=. $(CLIENTS)/bin/python -m pytest -n 0 -m "" tests/integration/test_clients.py tests/integration/test_lm_eval.py tests/integration/test_guidellm.py
 
 bench: setup  ## the benchmarks that end within minutes, one after the other
-	for name in parity pipeline cold_start gateway faults simulator bound decision aebs placement; do $(BIN)/python -m benchmarks.$$name || exit 1; done
+	for name in pipeline gateway simulator bound decision aebs placement; do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 dist: setup  ## the wheel and the source distribution in dist/; the wheel is built from the latter
 	rm -rf dist

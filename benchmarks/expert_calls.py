@@ -20,7 +20,6 @@ import click
 import torch
 from torch.nn import functional
 
-from benchmarks.cold_start import IMAGE, spec_of, state, wait_ready
 from benchmarks.harness.options import AT_LEAST_1, benchmark
 from benchmarks.harness.report import print_result, print_table, progress
 from benchmarks.harness.run_folder import run_folder
@@ -28,6 +27,7 @@ from functions.dispatch.client import ConnectionPool, request_head
 from functions.wire import format as wire
 from gateway.backends.process.backend import ProcessBackend
 from gateway.backends.process.settings import ProcessSettings
+from gateway.contract import DEFAULT_NAMESPACE, FunctionSpec
 from moe.checkpoints.source import SeededSource
 from moe.preset import seeded_config
 from moe.split import split
@@ -39,6 +39,8 @@ TOKENS = (1, 8, 32, 128, 512)
 WARM_UP = 5
 """Calls of each length that are not counted."""
 DEADLINE_S = 60.0
+START_S = 300.0
+IMAGE = "smoe/function"
 CONTENT_TYPE = "application/vnd.smoe.tensors"
 
 
@@ -94,15 +96,26 @@ async def measure(work: Path, repeats: int) -> list[Row]:
     await backend.start()
     try:
         for hidden, (folder, manifest) in folders.items():
-            spec = spec_of(manifest, manifest.experts(0)[0], folder)
+            node = manifest.experts(0)[0].id
+            environment = {"smoe_pipeline": str(folder), "smoe_nodes": node}
+            spec = FunctionSpec(manifest.function_name(node), f"{IMAGE}:bench", env_vars=environment)
             await backend.create(spec, 1)
-            await wait_ready(backend, [spec.name], 1)
-            pools[hidden] = ConnectionPool(state(backend, spec.name).ready[0].address)
+            pools[hidden] = ConnectionPool(await _address(backend, spec.name))
         return await _in_turn(pools, repeats)
     finally:
         for pool in pools.values():
             pool.close()
         await backend.close()
+
+
+async def _address(backend: ProcessBackend, name: str) -> str:
+    """The address of the function's replica, once that is ready. Raises RuntimeError where it is not within START_S."""
+    end_s, version = time.monotonic() + START_S, -1
+    while not (ready := backend.get(name, DEFAULT_NAMESPACE).ready):
+        if time.monotonic() > end_s:
+            raise RuntimeError(f"{name} is not ready after {START_S:.0f} s")
+        version = await backend.wait_change(version, 1.0)
+    return ready[0].address
 
 
 async def _in_turn(pools: dict[int, ConnectionPool], repeats: int) -> list[Row]:
