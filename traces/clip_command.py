@@ -14,7 +14,7 @@ from traces import catalog, plots
 from traces import clips as choosing
 from traces.clips import MAX_REQUESTS, MIN_REQUESTS, Clip
 from traces.dispersion import HEADING, as_text, dispersions
-from traces.formats.arrivals import write_arrivals
+from traces.formats.arrivals import as_file_name, write_arrivals
 from traces.hours import HourTable, hours
 from traces.model import PATTERNS, Trace
 from traces.options import data_option, json_option, placement_option, seed_option
@@ -88,8 +88,7 @@ def _counts(table: HourTable, by: Any) -> dict[str, dict[str, int]]:
 
 def _write(folder: Path, clip: Clip, hour: Trace) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    name = "".join(letter if letter.isalnum() else "-" for letter in clip.row[:24])
-    path = folder / f"{clip.pattern}-{clip.split or 'any'}-{name}-{clip.start_s}.csv.gz"
+    path = folder / f"{clip.pattern}-{clip.split or 'any'}-{as_file_name(clip.row)}-{clip.start_s}.csv.gz"
     remark = f"clip of {clip.path.name} (sha256 {clip.file_sha256}), minutes {clip.minutes[0]} to {clip.minutes[1]}"
     write_arrivals(hour, path, (remark,))
     return path

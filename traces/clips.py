@@ -206,6 +206,7 @@ def _from_requests(wanted: Sequence[Clip]) -> list[Trace]:
             mine.append(_inside(batch, clip))
         if batch.arrival_s[0] > last_end:
             break
+    last_s = last_s if whole is None else whole.duration_s
     return [_one_hour(clip, mine, last_s) for clip, mine in zip(wanted, parts, strict=True)]
 
 
@@ -213,9 +214,9 @@ def _inside(batch: Batch, clip: Clip) -> Batch:
     low = np.searchsorted(batch.arrival_s, clip.start_s, side="left")
     high = np.searchsorted(batch.arrival_s, clip.start_s + HOUR_S, side="right")
     kept = slice(int(low), int(high))
-    mask = slice(None) if batch.row is None else batch.row[kept] == batch.names.index(clip.row)
-    if batch.row is not None and clip.row not in batch.names:
-        mask = slice(0, 0)
+    mask: Any = slice(None)
+    if batch.row is not None:  # names grow with the file: a row may come in a later batch only
+        mask = batch.row[kept] == batch.names.index(clip.row) if clip.row in batch.names else slice(0, 0)
     take: Callable[[Any], Any] = lambda array: None if array is None else array[kept][mask]  # noqa: E731
     return Batch(take(batch.arrival_s), take(batch.context_tokens), take(batch.generated_tokens))
 

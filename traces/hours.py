@@ -49,7 +49,7 @@ class HourTable:
     """1 - the largest distance of the arrivals' cumulative share from even, at ten-minute cuts: 1 is a constant
     rate, 1/6 is everything in the first or last ten minutes."""
     span_s: float
-    """SHA-256 of the whole file."""
+    """Length of the file in seconds."""
     first_minute: int = 0
     """Number of the file's first minute in its own count (480 for a file of minutes 480 to 959)."""
 
@@ -79,8 +79,8 @@ def hours(path: Path, min_requests: int = 3, max_requests: int = 2**62) -> HourT
         gathered, first = _of_windows(path, min_requests, max_requests), 0
     elif file.format == "arrivals":
         whole = arrivals.read_arrivals(file.path)
-        gathered, first = gather_requests([Batch(whole.arrival_s)], path, min_requests, max_requests), 0
-        gathered.span_s = max(gathered.span_s, whole.duration_s)
+        batch = Batch(whole.arrival_s)
+        gathered, first = gather_requests([batch], path, min_requests, max_requests, whole.duration_s), 0
     else:
         gathered, first = gather_requests(loading.batches(file), path, min_requests, max_requests), 0
     return gathered.table(path, file.format, first)
@@ -212,7 +212,10 @@ class _Sums:
             self.parts[row, end - 1] = self.parts.get((row, end - 1), 0) + extra
 
 
-def gather_requests(batches: Iterable[Batch], path: Path, fewest: int, most: int) -> _Gathered:
+def gather_requests(
+    batches: Iterable[Batch], path: Path, fewest: int, most: int, span_s: float | None = None
+) -> _Gathered:
+    """``span_s``: length of the file in seconds; None: until its last request."""
     gathered, sums = _Gathered(), _Sums()
     names: tuple[str, ...] = (path.name,)
     for batch in batches:
@@ -227,6 +230,7 @@ def gather_requests(batches: Iterable[Batch], path: Path, fewest: int, most: int
         rows, times = batch.row[order], batch.arrival_s[order]
         for part in np.split(np.arange(rows.size), np.flatnonzero(np.diff(rows)) + 1):
             sums.take(int(rows[part[0]]), times[part])
+    gathered.span_s = gathered.span_s if span_s is None else span_s
     sums.end_with(gathered.span_s)
     whole = max(1, gathered.span_s // HOUR_S)
     keys = [key for key, parts in sums.parts.items() if fewest <= parts.sum() <= most and key[1] < whole]

@@ -121,9 +121,9 @@ def replay(
     folder = catalog.data_folder(data)
     part = Part(trace_name, row, start_s, duration_s, placement, seed, lengths)
     trace = load_part(part, folder)
-    if max_rps is not None and trace.requests:
-        trace = scale.thin(trace, min(1.0, max_rps / (trace.mean_rps * speed)), seed)
-    chosen = prompts.load_prompts(texts or _text_folder(folder), max_words)
+    if max_rps is not None:
+        trace = scale.at_most(trace, max_rps / speed, seed)
+    chosen = prompts.load_prompts(texts or catalog.text_folder(folder), max_words)
     url = f"{(gateway_url or _address(state)).rstrip('/')}/function/{function}"
     settings = client.ReplaySettings(
         url=url,
@@ -248,11 +248,6 @@ def _replay(
     summary = {**result.summary, "texts": texts.source}
     (out / "replay.json").write_text(json.dumps(summary, indent=1) + "\n")
     return summary
-
-
-def _text_folder(data: Path | None) -> Path | None:
-    folder = data / "text" if data is not None else None
-    return folder if folder is not None and folder.is_dir() else None
 
 
 def _field(text: str) -> tuple[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from traces.dispersion import dispersions
 from traces.errors import ReplayError, broken
-from traces.model import Trace
+from traces.model import IntArray, Trace
 
 Outcome = Literal[
     "ok", "rejected", "client_error", "server_error", "unexpected_status",
@@ -192,6 +192,11 @@ def describe(trace: Trace) -> dict[str, Any]:
         "iat_cv": trace.iat_cv,
         "dispersion": dispersions(trace),
         "pattern": trace.pattern,
-        "mean_context_tokens": None if trace.context_tokens is None else float(trace.context_tokens.mean()),
-        "mean_generated_tokens": None if trace.generated_tokens is None else float(trace.generated_tokens.mean()),
+        "mean_context_tokens": _mean(trace.context_tokens),
+        "mean_generated_tokens": _mean(trace.generated_tokens),
     }
+
+
+def _mean(tokens: IntArray | None) -> float | None:
+    """None where tokens are not known, and of no request."""
+    return None if tokens is None or not tokens.size else float(tokens.mean())

@@ -28,6 +28,9 @@ from traces.errors import TraceError
 from traces.model import MAX_REQUESTS, IntArray, Trace, make_trace
 
 MINUTE_S = 60.0
+THINNED = 1
+"""Part of the seed of thinning: requests that are placed in their minutes with the same seed were drawn by other
+numbers, else those kept would lie early in their minutes."""
 
 
 def compress(trace: Trace, speed: float) -> Trace:
@@ -51,7 +54,7 @@ def thin(trace: Trace, keep: float, seed: int) -> Trace:
         raise TraceError(f"the kept share must be above 0 and at most 1, got {keep:g}")
     if keep == 1:
         return trace
-    chosen = np.random.default_rng(seed).random(trace.requests) < keep
+    chosen = np.random.default_rng((seed, THINNED)).random(trace.requests) < keep
     return trace.select(chosen, f"thinned to {keep:g}, seed {seed}")
 
 
@@ -108,10 +111,22 @@ def at_rate(trace: Trace, mean_rps: float, seed: int) -> Trace:
     it as it is, and so does a trace without requests. Raises TraceError."""
     if mean_rps == 0 or not trace.requests:
         return trace
+    factor = _factor(trace, mean_rps)
+    return thin(trace, factor, seed) if factor <= 1 else many_users(trace, factor, seed)
+
+
+def at_most(trace: Trace, mean_rps: float, seed: int) -> Trace:
+    """Thinned to ``mean_rps`` where it has more requests/s. Raises TraceError."""
+    return thin(trace, min(1.0, _factor(trace, mean_rps)), seed) if trace.requests else trace
+
+
+def _factor(trace: Trace, mean_rps: float) -> float:
+    """On the rate of a trace with requests. Raises TraceError."""
     if not (math.isfinite(mean_rps) and mean_rps > 0):
         raise TraceError(f"the mean rate must be a positive number, or 0 for the trace's own, got {mean_rps:g}")
-    factor = mean_rps / trace.mean_rps
-    return thin(trace, factor, seed) if factor <= 1 else many_users(trace, factor, seed)
+    if not trace.duration_s:
+        raise TraceError(f"{trace.source}: all its requests come at one moment, so it has no rate that could change")
+    return mean_rps / trace.mean_rps
 
 
 def fit(trace: Trace, duration_s: float, max_mean_rps: float, seed: int) -> Trace:
@@ -120,7 +135,4 @@ def fit(trace: Trace, duration_s: float, max_mean_rps: float, seed: int) -> Trac
     """
     if not (math.isfinite(duration_s) and duration_s > 0):
         raise TraceError(f"the duration must be a positive number of seconds, got {duration_s:g}")
-    if not (math.isfinite(max_mean_rps) and max_mean_rps > 0):
-        raise TraceError(f"the mean rate must be a positive number, got {max_mean_rps:g}")
-    compressed = compress(trace, trace.duration_s / duration_s)
-    return thin(compressed, min(1.0, max_mean_rps / compressed.mean_rps), seed) if compressed.requests else compressed
+    return at_most(compress(trace, trace.duration_s / duration_s), max_mean_rps, seed)

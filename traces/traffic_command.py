@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from traces.dispersion import HEADING, as_text
-from traces.formats.arrivals import write_arrivals
+from traces.formats.arrivals import as_file_name, write_arrivals
 from traces.options import data_option, json_option, seed_option
 from traces.splits import SPLITS
 from traces.traffic import REPLAYED_PATTERNS, Hour, choose_hours
@@ -59,7 +59,7 @@ def hours(
 
 def _write(folder: Path, hour: Hour) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    name = "".join(letter if letter.isalnum() else "-" for letter in "-".join(map(str, hour.parts[0]))[:60])
-    path = folder / f"{hour.pattern}-{hour.mean_rps:g}-{hour.split}-{name}.csv.gz"
+    table, row, start_s = hour.parts[0]
+    path = folder / f"{hour.pattern}-{hour.mean_rps:g}-{hour.split}-{table}-{as_file_name(row)}-{start_s}.csv.gz"
     write_arrivals(hour.replay(), path, (f"{hour.kind} of {len(hour.parts)} parts, seed {hour.seed}",))
     return path

@@ -64,7 +64,7 @@ class Asked:
 
 
 def asked_for(options: Mapping[str, Any]) -> Asked:
-    """From the options of :func:`input_options`. Raises UsageError and OwnPipelineError."""
+    """From the options of :func:`input_options`. Raises UsageError and CustomPipelineError."""
     name, folder, slo_ms, size = (options[key] for key in ("name", "folder", "slo_ms", "input_size"))
     if (name is None) == (folder is None):
         raise click.UsageError("name a workload of the paper's (--workload), or a custom pipeline (--pipeline)")
@@ -102,8 +102,8 @@ def trace_requests(
     """Requests that arrive as in the trace, its time divided by ``speed``, before ``until_s``. Raises TraceError,
     SimulationError, UsageError."""
     path = catalog.resolve(trace, catalog.data_folder(data))
-    clip = scale.compress(loading.load(path, row=row, start_s=start_s, duration_s=duration_s, seed=seed), speed)
-    replayed = scale.at_rate(clip, mean_rps or 0.0, seed)
+    clip = loading.load(path, row=row, start_s=start_s, duration_s=duration_s, seed=seed)
+    replayed = scale.compress(scale.at_rate(clip, mean_rps / speed, seed), speed)  # minutes are the trace's own
     arrivals = np.asarray(replayed.arrival_s, dtype=np.float64)
     if until_s is not None:
         arrivals = arrivals[arrivals < until_s]

@@ -50,7 +50,7 @@ class CustomPipelineError(ValueError):
 
 @dataclass(frozen=True)
 class CustomPipeline:
-    """A pipeline's folder on the machine of a profile. Raises OwnPipelineError."""
+    """A pipeline's folder on the machine of a profile. Raises CustomPipelineError."""
 
     folder: str
     slo_ms: float
@@ -95,7 +95,7 @@ class CustomPipeline:
 
     @property
     def pipeline(self) -> str:
-        """The manifest's name, under which it stands next to the paper's workloads. Raises OwnPipelineError,
+        """The manifest's name, under which it stands next to the paper's workloads. Raises CustomPipelineError,
         ``moe.errors.ManifestError``."""
         name = _pipeline_of(self.folder)
         if name in PAPER_WORKLOADS:
@@ -140,7 +140,7 @@ class CustomPipeline:
     def served(self, seed: int | None = None, tokens: int = 0, mean_rps: float = 0.0) -> Workload:
         """Under the manifest's name, with the routing of ``seed`` (None: as made where none is given) and requests of
         ``tokens`` in the mean (0: its own); on the cluster with segments for a load of ``mean_rps``. Raises as
-        :meth:`workload`, and OwnPipelineError."""
+        :meth:`workload`, and CustomPipelineError."""
         plain = _measured(replace(self, mean_tokens=float(tokens)) if tokens else self)
         if self.cluster:
             plain = replace(plain, segment_configuration=segments_at(mean_rps))
@@ -151,7 +151,7 @@ class CustomPipeline:
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> CustomPipeline:
-        """Raises OwnPipelineError for a key that is not known."""
+        """Raises CustomPipelineError for a key that is not known."""
         unknown = sorted(set(stored) - {one.name for one in fields(cls)})
         if unknown or not {"folder", "slo_ms"} <= set(stored):
             keys = ", ".join(one.name for one in fields(cls))

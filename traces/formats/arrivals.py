@@ -48,6 +48,13 @@ def write_arrivals(trace: Trace, path: Path, remarks: tuple[str, ...] = ()) -> N
         raise TraceError(f"{path}: cannot be written ({error.strerror or error})") from error
 
 
+def as_file_name(row: str) -> str:
+    """A row's name as a part of a file's: letters, digits and dashes, of a hash the beginning. An app and its function
+    are both in it, so that no two rows of a file share one."""
+    short = "-".join(part[:24] for part in row.split("/"))
+    return "".join(letter if letter.isalnum() else "-" for letter in short)
+
+
 def read_arrivals(path: Path) -> Trace:
     """Raises TraceError (names line and rule)."""
     with one(path) as source:

@@ -18,9 +18,10 @@ from traces import catalog, loading
 from traces.catalog import SAMPLES
 from traces.clips import candidates, choose, clips
 from traces.errors import NoMatchError, TraceError
+from traces.formats.arrivals import write_arrivals
 from traces.generate import synthetic
 from traces.hours import hours, stationarity
-from traces.model import PATTERNS, classify
+from traces.model import PATTERNS, classify, make_trace
 from traces.splits import DAY_S, HOUR_S, SPLITS, SPLITS_BY, assign, cuts, split_of
 
 FUNCTIONS = SAMPLES / "made_azure_functions.csv"
@@ -224,6 +225,27 @@ def test_clips_of_requests_carry_their_tokens() -> None:
     assert trace.context_tokens is not None and direct.context_tokens is not None
     assert trace.arrival_s.tolist() == direct.arrival_s.tolist()
     assert trace.context_tokens.tolist() == direct.context_tokens.tolist()
+
+
+def test_a_clip_of_a_function_that_comes_late_in_its_file_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [f"{second},{'ChatGPT' if second < 3600 else 'GPT-4'},1,1,2,API log" for second in range(0, 7210, 10)]
+    path = tmp_path / "b.csv"
+    path.write_text("\n".join(["Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type", *rows, ""]))
+    monkeypatch.setattr("traces.columns.BLOCK_BYTES", 700)
+    table = hours(path)
+    (clip,) = clips(table, [int(np.flatnonzero(table.row == table.names.index("GPT-4/API log"))[0])])
+    assert clip.start_s == 3600 and clip.load().requests == clip.requests == 361
+
+
+def test_the_last_hour_of_an_arrivals_file_ends_where_the_file_does(tmp_path: Path) -> None:
+    """Two hours, with a request where the first ends and none at the end of the second."""
+    path, trace = tmp_path / "a.csv", make_trace(np.arange(0.0, 7100.0, 10.0), duration_s=7200.0, source="t")
+    write_arrivals(trace, path)
+    table = hours(path)
+    assert table.start_s.tolist() == [0, 3600] and table.requests.tolist() == [360, 350]
+    assert [clip.load().requests for clip in clips(table, [0, 1])] == [360, 350]
 
 
 def test_days_of_one_function_lie_one_behind_the_other(tmp_path: Path) -> None:

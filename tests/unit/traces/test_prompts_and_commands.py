@@ -90,6 +90,22 @@ def test_chosen_clips_are_written_pictured_and_described_the_same(tmp_path: Path
         assert clip["arrivals"]["iat_cv"] == pytest.approx(read["iat_cv"], rel=1e-4)
 
 
+def test_clips_of_functions_of_one_app_are_files_of_their_own(tmp_path: Path) -> None:
+    app, functions = "a" * 64, ("b" * 64, "c" * 64)
+    rows = [f"{app},{name},{second + 1},1" for second in range(0, 3600, 9) for name in functions]
+    (tmp_path / "f.csv").write_text("\n".join(["app,func,end_timestamp,duration", *rows, ""]))
+    call = ["clips", str(tmp_path / "f.csv"), "--pattern", "slow", "--count", "2", "--split-by", "time"]
+    outcome = CliRunner().invoke(traces, [*call, "--out", str(tmp_path / "out"), "--json"])
+    files = {clip["row"]: clip["file"] for clip in json.loads(outcome.output)["clips"]}
+    assert len(set(files.values())) == len(files) == len(list((tmp_path / "out").iterdir())) == 2
+
+
+def test_a_part_without_requests_is_described() -> None:
+    call = ["describe", "made-llm", "--start-s", "0.001", "--duration-s", "0.001", "--json"]
+    described = json.loads(CliRunner().invoke(traces, call, catch_exceptions=False).output)
+    assert described["requests"] == 0 and described["mean_context_tokens"] is None
+
+
 def test_clips_are_shown_with_the_sizes_of_the_sets() -> None:
     outcome = CliRunner().invoke(traces, ["clips", "made-functions", "--requests", "60", "20000"])
     assert outcome.exit_code == 0, outcome.output

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from traces import catalog, make_samples, scale
+from traces.arrival_process import place
 from traces.catalog import SAMPLES
 from traces.errors import TraceError
 from traces.generate import synthetic
@@ -49,6 +50,21 @@ def test_thinning_moves_the_cv_towards_one_as_documented() -> None:
     thinned = scale.thin(trace, 0.25, seed=2)
     assert thinned.requests == pytest.approx(50_000, rel=0.02)
     assert own_cv(thinned) == pytest.approx((1 + 0.25 * (2.5**2 - 1)) ** 0.5, rel=0.05)
+
+
+def test_what_is_kept_does_not_depend_on_where_requests_were_placed_with_the_same_seed() -> None:
+    """One request a minute, halved: those kept lie anywhere in their minutes."""
+    placed = make_trace(place(np.ones(2000, np.int64), "uniform", 3), duration_s=120_000.0, source="t")
+    within_s = scale.thin(placed, 0.5, 3).arrival_s % 60
+    assert within_s.size == pytest.approx(1000, rel=0.1) and float(within_s.mean()) == pytest.approx(30, abs=2)
+
+
+def test_requests_of_one_moment_have_no_rate_to_change() -> None:
+    lone = make_trace([0.0], source="lone")
+    for change in (scale.at_rate, scale.at_most):
+        with pytest.raises(TraceError, match="lone: all its requests come at one moment"):
+            change(lone, 5.0, 0)
+    assert scale.at_most(make_trace([], duration_s=5.0, source="none"), 5.0, 0).requests == 0
 
 
 def test_fit_thins_only_when_the_rate_is_too_high() -> None:

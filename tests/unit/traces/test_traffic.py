@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import combinations, islice
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from traces.errors import NoMatchError, TraceError
 from traces.rate_tables import rate_table
 from traces.splits import DAY_S, SPLITS, Split, split_of
 from traces.traffic import MARGIN, RATES_RPS, REPLAYED_PATTERNS, Hour, choose_hours, has_sources, hours_of
+from traces.traffic_command import _write
 
 DATA = catalog.data_folder() or Path("no-data")
 real = pytest.mark.skipif(not DATA.is_dir(), reason="the public traces are not on this machine")
@@ -138,6 +140,13 @@ def test_the_command_names_parts_and_dispersions_and_writes_the_hours(data: Path
     assert described[0]["source_dispersion"]["60"] < described[0]["dispersion"]["60"]
     shown = CliRunner().invoke(traces, call, catch_exceptions=False).output
     assert "expected" in shown and "profile" in shown and "…" not in shown
+
+
+def test_two_hours_of_a_function_with_a_long_name_are_two_files(data: Path, tmp_path: Path) -> None:
+    (hour,) = choose_hours("bursty", 20.0, "train", 1, data=data)
+    named = replace(hour, table=replace(hour.table, names=["f" * 64 for _ in hour.table.names]))
+    files = {_write(tmp_path, replace(named, start_s=start_s)).name for start_s in (0, 3600)}
+    assert len(files) == 2
 
 
 @real

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from autoscaler.prices import load_prices
 from evaluation.bound.commands import bound
+from evaluation.bound.inputs import trace_requests
 from evaluation.bound.report import bound_rows
 from simulation.workloads.paper import PAPER_PRICES
 from tests.unit.evaluation.bound.builders import requests, workload
@@ -106,3 +107,13 @@ def test_windows_without_requests_are_left_out() -> None:
     drawn = requests(one, 2.0, 3.0, 0)
     rows = bound_rows(one, drawn, 0.05, ("busy",), oracle=False)
     assert 0 < len(rows) == len({int(t / 0.05) for t in drawn.arrival_s}) < 60
+
+
+def test_minutes_of_a_trace_stay_as_uneven_at_a_rate_however_fast_it_is_replayed(tmp_path: Path) -> None:
+    """Every second minute has requests; 30 times as fast these are two seconds of requests and two without."""
+    path = tmp_path / "uneven.csv"
+    path.write_text("arrival_s\n" + "".join(f"{60 * minute + 30}\n" for minute in range(0, 120, 2)))
+    arrivals = trace_requests(
+        workload(0.1), str(path), None, row=None, start_s=None, duration_s=None, mean_rps=10.0, seed=0, speed=30.0
+    ).arrival_s
+    assert arrivals.size > 1000 and float((arrivals % 4 < 2).mean()) == 1.0
