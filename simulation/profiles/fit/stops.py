@@ -57,9 +57,12 @@ def fit_stops(rows: Sequence[Row], product_s: Callable[[int, float], float]) -> 
     """``rows``: of family ``stopped`` of one kind of node; ``product_s``: CPU seconds of a product of so many calls of
     so many tokens at a full core, of which only ratios count. None where that is not enough."""
     counted = [row for row in rows if row.cpu_s_per_call and row.batch_calls and row.stops_per_call is not None]
-    full = {row.concurrency: row for row in counted if row.share >= FULL}
+    # Compared within a repeat, as a machine may be slower or faster in another one.
+    full = {(row.repeat, row.concurrency): row for row in counted if row.share >= FULL}
     points = [
-        _point(row, full[row.concurrency], product_s) for row in counted if row.share < FULL and row.concurrency in full
+        _point(row, full[row.repeat, row.concurrency], product_s)
+        for row in counted
+        if row.share < FULL and (row.repeat, row.concurrency) in full
     ]
     stopped = [point for point in points if point.stops > 0]
     if not stopped:

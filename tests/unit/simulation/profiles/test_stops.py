@@ -60,6 +60,15 @@ def test_the_fit_finds_what_a_stop_costs_and_what_the_product_after_it_does() ->
     assert stops.after_s([0.0, 10.0]).tolist() == pytest.approx([0.0, 0.0009])  # colder than cold there is not
 
 
+def test_a_repeat_on_a_slower_machine_is_compared_with_its_own_full_core() -> None:
+    slower = [replace(row, repeat=1, cpu_s_per_call=1.5 * (row.cpu_s_per_call or 0.0)) for row in ROWS]
+    alone, both = fit_stops(ROWS, product_s), fit_stops([*ROWS, *slower], product_s)
+    assert alone is not None and both is not None
+    for share in AFTER_S:
+        still_s = limit_of(share, 0.0).period_s - limit_of(share, 0.0).quota_s
+        assert float(alone.after_s(still_s)) <= float(both.after_s(still_s)) <= 1.5 * float(alone.after_s(still_s))
+
+
 @pytest.mark.parametrize(
     "rows",
     [[], ROWS[2:], ROWS[:2], [replace(row, batch_calls=None) for row in ROWS]],
