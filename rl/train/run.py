@@ -134,7 +134,7 @@ class Run:
             layers=MOST_LAYERS if settings.arm == "ddpg-only" else 0,
             experts=MOST_EXPERTS if settings.arm == "ddpg-only" else 0,
         )  # fmt: skip
-        return Progress(), PipelineDDPG(networks, settings.learner, seed=settings.seed)
+        return Progress(), PipelineDDPG(networks, settings.learnt_by, seed=settings.seed)
 
     def go(self, on_validation: Callable[[dict[str, Any]], object] = lambda entry: None) -> None:
         """Until the planned windows are simulated or the limit is reached, looked at after each round, and within

@@ -109,6 +109,7 @@ class TrainingSettings(Checked):
             ("pipelines", len({*names, *KINDS}) == len(names) + len(KINDS), "other names, each once"),
             ("variants", set(self.variants) <= set(KINDS), ", ".join(KINDS)),
             ("mean_rps", self.mean_rps[0] <= self.mean_rps[1], "lowest and highest"),
+            ("meter", self.meter == "busy" or not self.learner.busy_meter, "busy, where learner.busy_meter is true"),
         )
 
     @property
@@ -123,6 +124,11 @@ class TrainingSettings(Checked):
 
     def _in_world(self, name: str) -> Kind:
         return replace(KINDS[name], world=self.world, relative_slo=self.relative_slo)
+
+    @property
+    def learnt_by(self) -> LearnerSettings:
+        """Those of the learner, whose cost is that of the run's meter."""
+        return replace(self.learner, busy_meter=self.meter == "busy")
 
     @property
     def reward(self) -> RewardSettings:

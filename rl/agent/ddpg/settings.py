@@ -41,7 +41,8 @@ class LearnerSettings(Checked):
     policy_delay: FromOne = 2
     """Updates of the critic for one of the actor."""
     busy_meter: bool = False
-    """Whether cost counts while replicas work only, so that it is not known from the decisions alone."""
+    """Whether cost counts while replicas work only, so that it is not known from the decisions alone; in a run by its
+    ``meter``."""
     guard: PositiveShare = 0.93
     """Part of λ from which on an excess counts: keeps the share of windows over λ itself small."""
     clone_rate: Rate = 1e-3

@@ -168,7 +168,7 @@ class WindowCritic(nn.Module):
 
         ``embedded``: of :meth:`embedded`; ``others`` [A, B, n, K, C]: A alternatives of every expert. Each is the
         critic's exact value, at the cost of pooling again: an expert is taken out of its layer's mean and maximum, its
-        layer out of the pipeline's. Padding is meaningless. Cost counts as provisioned.
+        layer out of the pipeline's. Padding is meaningless.
         """
         mask = batch.space.mask
         experts = self._experts(batch, embedded, features)
@@ -176,8 +176,9 @@ class WindowCritic(nn.Module):
         mean, count = masked_mean(each, mask).unsqueeze(2), mask.sum(-1)[:, None, None]
         beside = largest_of_others(each.masked_fill(~mask[..., None], 0.0))
         weight_beside = weight.sum(-1, keepdim=True) - weight
-        pooled, price, values = _Beside.of(self._layers(experts, mask)), _price(features), []
-        pipeline = batch.pipeline[:, None, None]
+        layers, price, values = self._layers(experts, mask), _price(features), []
+        pooled, pipeline = _Beside.of(layers), batch.pipeline[:, None, None]
+        layer_price, of_others = self._prices(price * mask, layers)
         for other in others:
             expert_terms = self._experts(batch, embedded, other)
             at = torch.cat(
@@ -187,20 +188,21 @@ class WindowCritic(nn.Module):
                 at, weight_beside + _weight(expert_terms.p95)
             )  # of the expert's layer with it replaced
             one = self._predicted(*pooled.with_one(layer, expand=True), pipeline)
-            cost = (price * mask).sum((-1, -2))[:, None, None] + _price(other) - price
-            values.append(self.punished(one) + one.future - unit * cost)
+            cost = (layer_price.unsqueeze(-1) + _price(other) - price) * self._worked(layer)
+            values.append(self.punished(one) + one.future - unit * (of_others.unsqueeze(-1) + cost))
         return torch.stack(values)
 
     @torch.no_grad()
     def of_layers(self, batch: Batch, embedded: Tensor, features: Tensor, others: Tensor, unit: float) -> Tensor:
         """[A, B, n]: the same with all experts of one layer replaced by those in ``others`` [A, B, n, K, C]."""
         mask = batch.space.mask
-        pooled = _Beside.of(self._layers(self._experts(batch, embedded, features), mask))
-        price, values = (_price(features) * mask).sum(-1), []
+        layers, values = self._layers(self._experts(batch, embedded, features), mask), []
+        pooled = _Beside.of(layers)
+        _, of_others = self._prices(_price(features) * mask, layers)
         for other in others:
             layer = self._layers(self._experts(batch, embedded, other), mask)
             one = self._predicted(*pooled.with_one(layer, expand=False), batch.pipeline[:, None])
-            cost = price.sum(-1, keepdim=True) + (_price(other) * mask).sum(-1) - price
+            cost = of_others + (_price(other) * mask).sum(-1) * self._worked(layer)
             values.append(self.punished(one) + one.future - unit * cost)
         return torch.stack(values)
 
@@ -209,17 +211,31 @@ class WindowCritic(nn.Module):
         """[A, B]: the same with all experts replaced."""
         mask, values = batch.space.mask, []
         for other in others:
-            one = self._window(self._layers(self._experts(batch, embedded, other), mask), batch.pipeline)
-            values.append(self.punished(one) + one.future - unit * (_price(other) * mask).sum((-1, -2)))
+            layers = self._layers(self._experts(batch, embedded, other), mask)
+            one = self._window(layers, batch.pipeline)
+            cost = ((_price(other) * mask).sum(-1) * self._worked(layers)).sum(-1)
+            values.append(self.punished(one) + one.future - unit * cost)
         return torch.stack(values)
+
+    def _prices(self, price: Tensor, layers: Layers) -> tuple[Tensor, Tensor]:
+        """[B, n] each: what a layer's replicas cost all the window, of ``price`` [B, n, K], and what all other layers
+        cost."""
+        layer_price = price.sum(-1)
+        costs = layer_price * self._worked(layers)
+        return layer_price, costs.sum(-1, keepdim=True) - costs
+
+    def _worked(self, layers: Layers) -> Tensor:
+        """Part of the window that the replicas of ``layers`` count for, 0 to 1: all of it as provisioned. Scalar, or
+        the layers' axes."""
+        if not self.learner.busy_meter:
+            return torch.ones(())
+        worked: Tensor = self.busy(layers.hidden).squeeze(-1).sigmoid()
+        return worked
 
     def costs(self, batch: Batch, features: Tensor, layers: Layers, unit: float) -> Tensor:
         """[B, n] minus what each layer costs, in C_ref."""
         prices = (_price(features) * batch.space.mask).sum(-1)
-        if not self.learner.busy_meter:
-            return -unit * prices
-        busy: Tensor = self.busy(layers.hidden).squeeze(-1).sigmoid()
-        return -unit * prices * busy
+        return -unit * prices * self._worked(layers)
 
     def punished(self, prediction: Prediction) -> Tensor:
         """[..] mean penalty over what the P95 may be."""

@@ -7,12 +7,14 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from stable_baselines3.common.logger import Logger
 
+from autoscaler.prices import Meter
 from rl.agent.configuration_table import features_of
 from rl.agent.ddpg.algorithm import PipelineDDPG
 from rl.agent.ddpg.settings import LearnerSettings
@@ -55,6 +57,16 @@ def rounds() -> Rounds:
     rounds.run(0, teach=True)
     rounds.run(1, teach=False)
     return rounds
+
+
+@pytest.mark.parametrize("meter", ["provisioned", "busy"])
+def test_a_run_s_critic_counts_cost_as_its_meter_does(
+    meter: Meter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rl.train.run.Validator", lambda *_: SimpleNamespace(trained=[]))
+    run = Run(replace(SETTINGS, meter=meter), tmp_path)
+    assert run.agent.learner.busy_meter == (meter == "busy")
+    assert run.agent.critic.qf0.learner == run.agent.learner
 
 
 def unanswered(simulate: Callable[..., Iterator[list[EpisodeWindow]]]) -> Callable[..., Iterator[list[EpisodeWindow]]]:

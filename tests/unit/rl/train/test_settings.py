@@ -31,6 +31,9 @@ def test_settings_come_back_from_json() -> None:
         pytest.param({"arm": "half"}, "arm is 'half'", id="arm"),
         pytest.param({"windows": 0}, "greater than or equal to 1", id="windows"),
         pytest.param({"mean_rps": (5.0, 1.0)}, "lowest and highest", id="rates"),
+        pytest.param(
+            {"learner": LearnerSettings(busy_meter=True)}, "meter is 'provisioned'; allowed is busy", id="meter"
+        ),
     ],
 )
 def test_refuses_a_setting_with_a_sentence(change: dict[str, Any], says: str) -> None:

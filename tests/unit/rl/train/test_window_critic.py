@@ -22,10 +22,11 @@ def batch_of(count: int) -> Batch:
     return Batch.of(world.space(), [world.state_of(rng.choice(world.LOADS, 2)) for _ in range(count)])
 
 
-def test_values_of_a_change_are_the_critics_own_of_the_window_with_it() -> None:
+@pytest.mark.parametrize("busy", [False, True])
+def test_values_of_a_change_are_the_critics_own_of_the_window_with_it(busy: bool) -> None:
     torch.manual_seed(0)
-    critic, batch = WindowCritic(world.networks(), LearnerSettings()), batch_of(5)
-    for part in (critic.latency, critic.barrier):
+    critic, batch = WindowCritic(world.networks(), LearnerSettings(busy_meter=busy)), batch_of(5)
+    for part in (critic.latency, critic.barrier, critic.busy):
         torch.nn.init.normal_(part.weight, std=0.3)
     draw = torch.Generator().manual_seed(1)
     shape = (5, 2, 1)
