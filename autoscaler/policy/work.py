@@ -33,6 +33,15 @@ class Work:
         """Replicas of ``function`` that the window's tokens keep busy, by the stated cost; 0 where none is."""
         return (observation.tokens_per_s or 0.0) * self.token_s.get(function, 0.0)
 
+    def is_known(self, function: str, observation: Observation) -> bool:
+        """Whether :meth:`busy` states the window's work: not where its tokens are not known, nor where there are some
+        and no CPU time of the function ever was."""
+        if not observation.requests:
+            return True
+        if observation.tokens_per_s is None:
+            return False
+        return not observation.tokens_per_s or function in self.token_s or function in self.sums
+
     def after(self, observation: Observation) -> Work:
         """With a window more; functions whose CPU time is not known in it keep their sums, as all do in one in which
         nothing was answered."""

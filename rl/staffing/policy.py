@@ -83,7 +83,7 @@ class StaffingRule:
         self._workload, self._staffing, self.encoder = workload, Staffing(workload, planned), encoder
         self._by_cpu = workload.measured and not workload.topology.generates
         """Standbys open by the CPU time of a token. What is modelled has no quota, and takes the same either way."""
-        self._values, self._following = values, frozenset(following)
+        self._values, self._following, self._planned = values, frozenset(following), planned
         self._segment_standbys = segment_standbys if self._by_cpu else 0
 
     def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal:
@@ -94,7 +94,9 @@ class StaffingRule:
         values = self._values if remembered is None else self._followed(remembered.margin)
         actions = np.tile(action_of(values), (len(self._workload.experts), 1))
         experts = [node.function for node in self._workload.experts]
-        depth = None if remembered is None else self._depth(experts, observation, remembered.work, values["load"])
+        depth = None
+        if remembered is not None:
+            depth = self._depth(experts, observation, remembered.work, values["load"], sized=self._planned)
         correction = NONE if self._by_cpu else Correction.of(memory).after(self._workload, observation)
         plan = self._staffing.plan(observation, actions, priority, room_of(room), depth, correction)
         answer = replace(proposal(plan, self._workload, actions, memory), doubt=self._doubt(observation))
@@ -103,13 +105,13 @@ class StaffingRule:
                 correction = correction.with_sizes(self._workload.slo_s, plan.present_s, plan.outside_s)
             return replace(answer, memory=correction)
         work, segments = remembered.work, self._staffed_segments(observation, remembered.work, values)
-        reasons = {name: _staffing_words(one, work.busy(name, observation)) for name, one in segments.items()}
+        reasons = {name: _staffing_words(name, one, work, observation) for name, one in segments.items()}
         if not answer.desired:  # nobody else takes them for a window
-            reasons = dict.fromkeys(segments, "no data: the load of an expert is not known")
+            reasons = dict.fromkeys(segments, plan.reason)
             return replace(answer, reasons={**answer.reasons, **reasons}, memory=remembered)
         desired = {**answer.desired, **segments}
         reasons |= {
-            name: _staffing_words(one, work.busy(name, observation)) + _second(plan, name, self._workload)
+            name: _staffing_words(name, one, work, observation) + _second(plan, name, self._workload)
             for name, one in answer.desired.items()
         }
         stated = {name: stating(one, work.token_s.get(name)) for name, one in desired.items()}
@@ -135,12 +137,23 @@ class StaffingRule:
             return ""
         return f"the experts show {share:.0%} of the tokens that requests brought"
 
-    def _depth(self, functions: Sequence[str], observation: Observation, work: Work, load: float) -> Depth:
+    def _depth(
+        self, functions: Sequence[str], observation: Observation, work: Work, load: float, *, sized: bool = False
+    ) -> Depth:
         """Replicas for ``load`` times the window's work always run, and as many wait as make ``REACH`` times that work
         together. The planner knows a call's time, not what a quota makes of a stream of them, so by itself it takes
-        one replica for enough."""
+        one replica for enough. Where the work is not known there are as many as now, but of functions whose size is
+        planned (``sized``): other sizes are other numbers."""
         busy = np.array([work.busy(function, observation) for function in functions])
-        return Depth(np.ceil(load * busy).astype(int), np.ceil(REACH * busy).astype(int))
+        running = np.ceil(load * busy).astype(int)
+        if not sized:
+            now = {node.function: node.configuration for node in observation.nodes}
+            kept = [
+                one.replicas if (one := now.get(function)) and not work.is_known(function, observation) else 0
+                for function in functions
+            ]
+            running = np.maximum(running, np.array(kept, dtype=int))
+        return Depth(running, np.ceil(REACH * busy).astype(int))
 
     def _staffed_segments(
         self, observation: Observation, work: Work, values: Mapping[str, float]
@@ -186,12 +199,13 @@ class LearntStaffingPolicy:
         return replace(answer, doubt=self._doubts.sentence(state, observation))
 
 
-def _staffing_words(configuration: Configuration, busy: float) -> str:
-    """``busy``: replicas that the window's work is for."""
+def _staffing_words(function: str, configuration: Configuration, work: Work, observation: Observation) -> str:
     burst = configuration.burst
     when = "while requests come" if burst is not None and burst.sleep_s is not None else "always"
-    waiting = 0 if burst is None else burst.standbys
-    return f"work for {busy:.2g} replicas: {configuration.replicas} run {when}, {waiting} wait"
+    waiting, busy = 0 if burst is None else burst.standbys, work.busy(function, observation)
+    is_known = work.is_known(function, observation)
+    size = f"work for {busy:.2g} replicas" if is_known else "CPU time or tokens are not known"
+    return f"{size}: {configuration.replicas} run {when}, {waiting} wait"
 
 
 def decided(actor: StaffingActor, encoder: Encoder, batch: Batch) -> tuple[Actions, Floats]:
@@ -205,8 +219,7 @@ def decided(actor: StaffingActor, encoder: Encoder, batch: Batch) -> tuple[Actio
 def proposal(plan: Plan, workload: Workload, actions: Actions, memory: Memory) -> Proposal:
     """What is asked for, each with the eight numbers as the reason. ``actions`` [experts, numbers]."""
     if not plan.desired:
-        missing = "no data: the load of an expert is not known, and all are planned together"
-        return Proposal({}, {node.function: missing for node in workload.experts}, memory)
+        return Proposal({}, dict.fromkeys(plan.functions, plan.reason), memory)
     values = np.stack([axis.value(actions[:, place]) for place, axis in enumerate(AXES)], -1)
     reasons = {
         node.function: ", ".join(f"{name} {value:.2g}" for name, value in zip(NAMES, row, strict=True))

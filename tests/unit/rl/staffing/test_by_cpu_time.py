@@ -11,10 +11,11 @@ import pytest
 from autoscaler.capacity import total_needs
 from autoscaler.contract import Capacity, Configuration, Observation, Resources
 from autoscaler.policy.work import FORGET, STEP, Work
+from evaluation.bound.last_window import Plan
 from platform_words.bursts import MAX_STANDBYS
 from rl.staffing.env import StaffingEnv
 from rl.staffing.hours import encoder_of
-from rl.staffing.policy import REACH, StaffingRule
+from rl.staffing.policy import REACH, StaffingRule, proposal
 from tests.unit.autoscaler import builders
 from tests.unit.rl.staffing.test_env import VALUES, episodes
 
@@ -69,8 +70,8 @@ def test_the_rule_states_it_where_calls_are_of_functions_that_run(measured: bool
     env.reset()
     episode = env.episode
     rule = StaffingRule(replace(episode.workload, measured=measured), episode.encoder, VALUES)
-    proposal = rule.propose(episode.observation, episode.observation.end_s, None)
-    stated = {name: one.burst.token_s for name, one in proposal.desired.items() if one.burst is not None}
+    answer = rule.propose(episode.observation, episode.observation.end_s, None)
+    stated = {name: one.burst.token_s for name, one in answer.desired.items() if one.burst is not None}
     assert len(stated) == len(episode.workload.experts)
     if not measured:
         assert set(stated.values()) == {None}
@@ -88,7 +89,8 @@ def test_segments_of_functions_that_run_get_standbys_or_are_left_to_another_poli
     env.reset()
     episode = env.episode
     cores = replace(episode.observation.nodes[1].configuration, gpu_share=0.0, cpu_cores=6.0)
-    nodes = (one._replace(configuration=cores) if one.kind == "segment" else one for one in episode.observation.nodes)
+    changed = {"configuration": cores, "cpu_utilisation": 0.01, "measured_replicas": 2}
+    nodes = (one._replace(**changed) if one.kind == "segment" else one for one in episode.observation.nodes)
     observation = replace(episode.observation, nodes=tuple(nodes))
     for measured in (True, False):
         workload = replace(episode.workload, measured=measured)
@@ -103,6 +105,39 @@ def test_segments_of_functions_that_run_get_standbys_or_are_left_to_another_poli
         busy = (one._replace(cpu_utilisation=0.9, measured_replicas=5) for one in observation.nodes)
         loaded = rule.propose(replace(observation, nodes=tuple(busy)), observation.end_s, None).desired
         assert all(loaded[name].replicas >= 2 for name in segments), "they are no three at most"
+
+
+@pytest.mark.parametrize(
+    ("missing", "more", "replicas"),
+    [
+        pytest.param({"cpu_utilisation": None}, {}, 5, id="CPU time"),
+        pytest.param({}, {"tokens_per_s": None}, 5, id="tokens"),
+        pytest.param({"cpu_utilisation": None}, {"requests": 0.0, "tokens_per_s": 0.0}, 1, id="nothing came"),
+    ],
+)
+def test_without_a_plan_as_many_stay_as_there_are_where_the_work_is_not_known(
+    missing: dict[str, Any], more: dict[str, Any], replicas: int
+) -> None:
+    """What is not known is no work of none: five busy replicas were cut to one."""
+    env = StaffingEnv(episodes())
+    env.reset()
+    workload, view = replace(env.episode.workload, measured=True), env.episode.observation
+    there = {"configuration": Configuration(777, 3.0, 0.0, 5, 2), "cpu_utilisation": 0.02, "measured_replicas": 5}
+    nodes = tuple(one if one.kind == "ingress" else one._replace(**{**there, **missing}) for one in view.nodes)
+    rule = StaffingRule(workload, encoder_of(workload), VALUES, 2, planned=False)
+    held = rule.propose(replace(view, nodes=nodes, **more), view.end_s, None)
+    assert {one.replicas for one in held.desired.values()} == {replicas}
+    assert any("not known" in reason for reason in held.reasons.values()) == (replicas == 5)
+    whole = rule.propose(replace(view, nodes=tuple(one._replace(cpu_utilisation=0.02) for one in nodes)), 0.0, None)
+    assert {one.replicas for one in whole.desired.values()} == {1}
+
+
+def test_a_plan_that_nothing_serves_is_not_called_a_lack_of_data() -> None:
+    env = StaffingEnv(episodes())
+    reason = "no configuration serves the last window's load"
+    experts = tuple(node.function for node in env.episode.workload.experts)
+    held = proposal(Plan(experts, {}, reason), env.episode.workload, np.zeros((len(experts), 8), np.float32), None)
+    assert held.reasons == dict.fromkeys(experts, reason) and not held.desired
 
 
 def staffed(
