@@ -8,7 +8,7 @@ whether that was ever so in training.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,12 @@ class Ranges:
                 low, high = bounds[name]
                 bounds[name] = np.stack([np.fmin(low, np.fmin.reduce(rows)), np.fmax(high, np.fmax.reduce(rows))])
         return cls(bounds, features)
+
+    def joined(self, other: Ranges) -> Ranges:
+        """The ranges of the states of both, which have the same features."""
+        pairs = {name: (bounds, other.bounds[name]) for name, bounds in self.bounds.items()}
+        joined = {name: np.stack([np.fmin(a[0], b[0]), np.fmax(a[1], b[1])]) for name, (a, b) in pairs.items()}
+        return replace(self, bounds=joined)
 
     def outside(self, state: State) -> str:
         """What of ``state`` lies farthest beyond the ranges, in words; empty where nothing does."""

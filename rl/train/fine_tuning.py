@@ -18,10 +18,13 @@ from autoscaler.policy.bursting import BurstingSettings
 from autoscaler.prices import money
 from evaluation.provenance import code_sha256
 from rl.agent.ddpg.algorithm import PipelineDDPG
+from rl.agent.doubts import RANGES, ranges_of
 from rl.agent.export import save
 from rl.agent.log_options import manifest_option
+from rl.features.ranges import Ranges
 from rl.train import online
 from rl.train.errors import TrainingError
+from rl.train.run import BEST
 from traces.options import json_option
 from traces.provenance import path_sha256
 
@@ -84,9 +87,18 @@ def fine_tune(
     after = online.desired(agent, logged)
     tuned = {"log_sha256": path_sha256(log), "windows": len(logged.windows), "updates": updates}
     out.parent.mkdir(parents=True, exist_ok=True)
-    save(out, agent.actor.network, {**run, "fine_tuned": {**tuned, "code_sha256": code_sha256("rl.train.fine_tuning")}})
+    made = {**run, RANGES: _ranges(folder, logged).as_json()}
+    made["fine_tuned"] = {**tuned, "code_sha256": code_sha256("rl.train.fine_tuning")}
+    save(out, agent.actor.network, made)
     outcome = {**tuned, "actor": str(out), **_compared(logged, before, after)}
     click.echo(json.dumps(outcome) if as_json else _described(outcome))
+
+
+def _ranges(folder: Path, logged: online.Logged) -> Ranges:
+    """Where the actor was trained: in the run, as far as its actor states that, and in the log."""
+    ranges, actor = Ranges.of(one.state for one in logged.windows), folder / BEST
+    before = ranges_of(actor) if actor.is_file() else None
+    return ranges if before is None else ranges.joined(before)
 
 
 def _compared(logged: online.Logged, before: online.Desired, after: online.Desired) -> dict[str, Any]:

@@ -17,16 +17,19 @@ from autoscaler.contract import Burst
 from rl.agent.contract import Batch
 from rl.agent.ddpg.algorithm import PipelineDDPG
 from rl.agent.ddpg.settings import LearnerSettings
+from rl.agent.doubts import RANGES
 from rl.agent.export import load, made
+from rl.agent.export import save as export
 from rl.agent.policy import LearntPolicy
 from rl.agent.settings import NetworkSettings
 from rl.episodes.episode import encoder_of
 from rl.experience import ticks
 from rl.features import NODE_FEATURES, PIPELINE_FEATURES, Encoder
+from rl.features.ranges import Ranges
 from rl.train import online
 from rl.train.errors import TrainingError
 from rl.train.rounds import Rounds
-from rl.train.run import Run
+from rl.train.run import BEST, Run
 from rl.train.settings import TrainingSettings, ValidationSettings
 from simulation.workloads.custom import GPU_STARTS
 from simulation.workloads.paper import paper_workload
@@ -70,7 +73,11 @@ def trained(tmp_path: Path) -> Path:
     """A folder as ``smoe lab train`` leaves it, with an agent that has learnt nothing yet."""
     folder = tmp_path / "run"
     folder.mkdir()
-    agent().save(folder / "checkpoint.zip")
+    one = agent()
+    one.save(folder / "checkpoint.zip")
+    nothing = Ranges.of([]).bounds
+    far = {name: np.full_like(bounds, -9.0) for name, bounds in nothing.items()}
+    export(folder / BEST, one.actor.network, {RANGES: Ranges(far).as_json()})
     (folder / "run.json").write_text(json.dumps({"settings": {"seed": 7}}))
     return folder
 
@@ -89,6 +96,8 @@ def test_the_command_leaves_the_run_as_it_is_and_writes_an_actor_that_says_what_
     assert path_sha256(trained) == before
     stored = made(out)
     assert stored["settings"] == {"seed": 7} and stored["fine_tuned"]["updates"] == 2
+    least, most = stored[RANGES]["pipeline"]["layers"]
+    assert least == -9.0 and -1 < most < 1, "it was trained on what the run had met and on the log"
     encoder, start = logged[1], GPU_STARTS[0]
     a_start = start.replicas * encoder.prices.unit_per_s(start)
     assert document["ran_per_hour"] == pytest.approx(3600 * a_start * int(encoder.configuration_index.mask.sum()))
