@@ -157,8 +157,7 @@ class ActorOfPolicy(Actor):
 
     def forward(self, obs: Observations) -> Tensor:  # type: ignore[override]
         staffed = self.network(batch_of(self.space, obs))
-        priority = (staffed.priority - 1).clamp(-1.0, 1.0)
-        return torch.cat((staffed.actions, priority.unsqueeze(-1)), -1).flatten(1)
+        return torch.cat((staffed.actions, staffed.priority.unsqueeze(-1) - 1), -1).flatten(1)
 
 
 class CriticOfPolicy(ContinuousCritic):

@@ -19,13 +19,18 @@ SMALL = 0.05
 """Part of the usual size that the last layer begins with: at first every expert has the start's numbers, nearly."""
 
 
+MOST_PRIORITY = 2.0
+"""An action of the environment, which is within -1 and 1, holds it less 1."""
+
+
 class Staffed(NamedTuple):
     """What the actor decides."""
 
     actions: Tensor
     """[B, n, K, 8] within -1 and 1; padding is meaningless."""
     priority: Tensor
-    """[B, n, K] the pointer's weight over an even one: who is granted standbys first; padding 0."""
+    """[B, n, K] the pointer's weight over an even one, ``MOST_PRIORITY`` at most: who is granted standbys first;
+    padding 0. No critic sees it, so it follows from what the context is worth."""
 
 
 class StaffingActor(nn.Module):
@@ -55,7 +60,7 @@ class StaffingActor(nn.Module):
         if encoded.context is not None:
             each = each + self.of_context(encoded.context).unsqueeze(2)
         counts = batch.space.mask.sum(-1, keepdim=True)
-        return Staffed(self.head(each).tanh(), encoded.weights * counts)
+        return Staffed(self.head(each).tanh(), (encoded.weights * counts).clamp(max=MOST_PRIORITY))
 
 
 class Judgement(NamedTuple):

@@ -13,7 +13,7 @@ from rl.staffing.action import action_of
 from rl.staffing.ddpg import SharedNoise, networks_of
 from rl.staffing.export import load, save
 from rl.staffing.features import NODES, PIPELINE
-from rl.staffing.networks import NUMBERS, StaffingActor, StaffingCritic
+from rl.staffing.networks import MOST_PRIORITY, NUMBERS, StaffingActor, StaffingCritic
 from tests.unit.rl.agent.conftest import make_batch, make_space
 
 START = action_of(
@@ -54,6 +54,16 @@ def test_priorities_of_a_layer_have_a_mean_of_one() -> None:
     priority = actor()(batch).priority
     counts = batch.space.mask.sum(-1)
     assert torch.allclose(priority.sum(-1), counts.expand(2, -1).float(), atol=1e-5)
+
+
+def test_a_priority_is_the_same_in_training_and_when_it_serves() -> None:
+    """However much the pointer is of one mind: an action of the environment ends at 1."""
+    space = make_space((4, 4))
+    batch, network = make_batch(space, 5, features=(len(NODES), len(PIPELINE))), actor()
+    with torch.no_grad():
+        network.encoder.pointer.score.weight.mul_(1e3)
+    priority = network(batch).priority.detach()
+    assert float(priority.max()) == MOST_PRIORITY and float(priority.min()) >= 0.0
 
 
 def test_experts_with_other_features_get_other_numbers() -> None:
