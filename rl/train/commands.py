@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from rl.train.errors import TrainingError
 from rl.train.limit import Limit
 from rl.train.run import BEST, Run
 from rl.train.settings import TrainingSettings
+from simulation.workloads.custom import CLUSTER_CORE, CustomPipeline
 from simulation.workloads.custom_options import custom_options, custom_pipelines, refuse_other_machines, slos_option
 from simulation.workloads.paper import PAPER_WORKLOADS
 
@@ -96,13 +98,22 @@ def train(
         raise TrainingError(f"no actor yet: {spent}; the same command with more --minutes goes on")
     judged = "not judged yet" if run.progress.best is None else f"best score {run.progress.best:.3f}"
     click.echo(f"{out / BEST}: {spent}, {judged}")
-    click.echo(next_step(out), err=True)
+    click.echo(next_step(out, settings.pipelines), err=True)
 
 
-def next_step(out: Path) -> str:
-    """What to do with an actor that was stored."""
+def next_step(out: Path, pipelines: Sequence[CustomPipeline] = ()) -> str:
+    """What to do with an actor that was stored. ``pipelines``: custom ones that it was trained on; the policy has to
+    count in the same mean calls."""
+    table: dict[str, object] = {"actor": str(out.resolve() / BEST)}
+    for pipeline in pipelines[:1]:
+        table |= {"mean_tokens": round(pipeline.mean_tokens)}
+        table |= {"profile": str(pipeline.profile_file.resolve())} if pipeline.profile else {}
+        scale = pipeline.cpu_scale or CLUSTER_CORE * pipeline.cluster
+        table |= {"cpu_scale": scale} if scale else {}
+        table |= {"cluster": True} if pipeline.cluster else {}
+    keys = ", ".join(f"'{key} = {json.dumps(value)}'" for key, value in table.items())
     return (
-        f"next: write 'actor = \"{out.resolve() / BEST}\"' into settings/smoe.toml, then "
+        f"next: write {keys} into settings/smoe.toml, then "
         "`smoe lab evaluate --policies hpa,smoe --policy-settings settings` compares it in the simulator and "
         "`smoe autoscale --policy smoe --policy-settings settings/smoe.toml --shadow` on a live pipeline"
     )

@@ -10,6 +10,7 @@ import pytest
 from autoscaler import commands as autoscaling
 from moe import commands as making
 from rl.train import commands as training
+from simulation.workloads.custom import CustomPipeline
 from smoe.commands import compare, evaluate, lines, profiling, profiling_decoder, service, status, top
 from tests.docs.test_pages import command_of, commands_in
 from traces import replay_command
@@ -19,6 +20,7 @@ LINES = {
     "lab evaluate": evaluate.NEXT_STEP,
     "lab compare": compare.next_step(OUT),
     "lab train": training.next_step(OUT),
+    "lab train of a custom pipeline": training.next_step(OUT, [CustomPipeline("mine", 300.0, cluster=True)]),
     "lab profile of a decoder": profiling_decoder.next_step(OUT),
     "replay": replay_command.next_step("minilm", STATE),
     "autoscale": autoscaling.next_step("minilm", STATE),
@@ -71,6 +73,12 @@ def test_what_to_do_with_a_profile_goes_by_the_pipelines_task(
     line = profiling.next_step(Path("state"), "mine", OUT)
     assert word in line and "state/pipelines/mine" in line
     check(line)
+
+
+def test_an_actor_of_a_custom_pipeline_is_served_with_the_calls_that_it_learnt_with() -> None:
+    line = training.next_step(OUT, [CustomPipeline("mine", 300.0, cpu_scale=0.5, mean_tokens=24.0)])
+    assert "'mean_tokens = 24', 'cpu_scale = 0.5' into settings/smoe.toml" in line
+    assert "mean_tokens" not in training.next_step(OUT)
 
 
 def test_an_option_that_is_not_there_is_found() -> None:
