@@ -97,15 +97,18 @@ def _show(reasons: Sequence[ExpertReasons], about: Mapping[str, Any], stored: Ma
     for layer in sorted({row.layer for row in reasons}):
         table = Table("expert", "pointer", "rank", "configuration", "score", "probability", title=f"layer {layer}")
         for row in (row for row in reasons if row.layer == layer):
-            for rank, choice in enumerate(row.best):
+            shown = [(str(rank), choice) for rank, choice in enumerate(row.best, start=1)]
+            if all(choice.configuration != row.chosen.configuration for choice in row.best):
+                shown.append(("", row.chosen))
+            for place, (rank, choice) in enumerate(shown):
                 table.add_row(
-                    f"{row.layer}-{row.expert}" if not rank else "",
-                    f"{row.pointer:.3f}" if not rank else "",
-                    str(rank + 1),
-                    _text(choice.configuration) + (" (as it is)" if choice.configuration == row.present else ""),
+                    f"{row.layer}-{row.expert}" if not place else "",
+                    f"{row.pointer:.3f}" if not place else "",
+                    rank,
+                    _text(choice.configuration) + _remark(choice.configuration, row),
                     f"{choice.score:.3f}",
                     f"{choice.probability:.2g}",
-                    end_section=rank == len(row.best) - 1,
+                    end_section=place == len(shown) - 1,
                 )
         console.print(table)
     allowed = sum(row.allowed for row in reasons) / len(reasons)
@@ -120,6 +123,11 @@ def _show(reasons: Sequence[ExpertReasons], about: Mapping[str, Any], stored: Ma
         console.print(
             f"{same} of {len(reasons)} desired configurations are those that were stored when it was decided{more}"
         )
+
+
+def _remark(configuration: Configuration, row: ExpertReasons) -> str:
+    is_taken = configuration == row.chosen.configuration != row.best[0].configuration
+    return " (taken: the cluster has no room for more)" * is_taken + " (as it is)" * (configuration == row.present)
 
 
 def _text(configuration: Configuration) -> str:

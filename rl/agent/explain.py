@@ -38,7 +38,7 @@ class ExpertReasons:
     """In force before; the nearest of Φ."""
     chosen: Choice
     best: tuple[Choice, ...]
-    """The highest scores, falling; the first is what is chosen."""
+    """The highest scores, falling; the first is what is chosen, unless the cluster has no room for it."""
     entropy: float
     """Entropy of the softmax, nats: how open the choice was."""
     allowed: int

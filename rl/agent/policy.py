@@ -138,8 +138,11 @@ def settled(observation: Observation, desired: Mapping[str, Configuration]) -> d
     configurations = dict(desired)
     for node in observation.nodes:
         now, configuration = node.configuration, desired.get(node.function)
-        if now is not None and configuration is not None and _limits_nobody(node, now, configuration):
-            configurations[node.function] = now
+        if now is None or configuration is None:
+            continue
+        kept = replace(now, burst=configuration.burst)  # standbys are decided elsewhere
+        if _limits_nobody(node, kept, configuration):
+            configurations[node.function] = kept
     return configurations
 
 
@@ -149,7 +152,7 @@ def _limits_nobody(node: NodeObservation, now: Configuration, desired: Configura
 
 
 def only_fewer_calls(now: Configuration, desired: Configuration) -> bool:
-    """Whether all that ``wish`` would change is that a replica takes fewer calls at once."""
+    """Whether all that ``desired`` would change is that a replica takes fewer calls at once."""
     return desired.concurrency < now.concurrency and replace(desired, concurrency=now.concurrency) == now
 
 

@@ -20,10 +20,11 @@ from autoscaler.policies import Making
 from autoscaler.settings import ControllerSettings
 from evaluation.comparison.policies import limits_of
 from platform_words.memory import CONTAINER, FORKED, RuntimeMemory
+from rl.agent import commands
 from rl.agent.actor import SisoActor
 from rl.agent.contract import Batch
 from rl.agent.errors import NetworkError
-from rl.agent.explain import explain
+from rl.agent.explain import Choice, ExpertReasons, explain
 from rl.agent.export import save
 from rl.agent.policy import encoder_of, make
 from rl.agent.settings import NetworkSettings
@@ -93,6 +94,18 @@ def test_the_command_prints_a_fresh_window_as_json(stored: Path) -> None:
     assert "layer 3" in shown_table.output and "pointer" in shown_table.output
     other = CliRunner().invoke(cli, [*command, "--layer", "12"])
     assert other.exit_code == 2 and "it has 0 to 11" in other.output
+
+
+@pytest.mark.parametrize("taken", [0, 1, 2])
+def test_what_was_taken_is_shown_where_the_cluster_had_no_room_for_the_best(
+    taken: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    choices = [Choice(replace(START, replicas=count), -float(count), 0.1) for count in (3, 2, 1)]
+    row = ExpertReasons(0, 0, "e", 1.0, START, choices[taken], tuple(choices[:2]), 1.0, 3)
+    commands._show([row], {}, {})
+    table = capsys.readouterr().out
+    assert table.count("MiB") == (3 if taken == 2 else 2)
+    assert ("no room" in table) == (taken > 0)
 
 
 def test_a_stored_decision_is_explained_from_the_log(

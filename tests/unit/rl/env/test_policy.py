@@ -316,13 +316,15 @@ def test_an_expert_without_data_is_held_alone(field: str, what: str) -> None:
 def test_an_order_for_fewer_calls_at_once_is_left_out_where_fewer_still_come(
     changed: dict[str, Any], slots: float | None, kept: bool
 ) -> None:
-    now = Configuration(256, 1.0, 0.0, 2, 8)
+    """With standbys as they are desired: they are no axis of the actor's."""
+    now = Configuration(256, 1.0, 0.0, 2, 8, Burst(3))
     seen = observed()
     nodes = {node.node: node for node in seen.nodes}
     nodes["expert-3-1"] = one = nodes["expert-3-1"]._replace(configuration=now, concurrency_utilisation=slots)
-    desired = {one.function: replace(now, **changed)}
+    alone = replace(now, burst=None)
+    desired = {one.function: replace(alone, **changed)}
     converged = settled(replace(seen, nodes=tuple(nodes.values())), desired)
-    assert converged == ({one.function: now} if kept else desired)
+    assert converged == ({one.function: alone} if kept else desired)
 
 
 @pytest.fixture
