@@ -9,10 +9,10 @@ nothing, are shown as well.
 
 The published protocol has 10 minutes and five seeds (``--minutes 10 --seeds 0,1,2,3,4``).
 
-What is made is kept in ``--out`` and read there. The last line is one JSON object: ``patterns_won`` and ``shifted_won``
-(of six each; ``certain``: of these, with an interval of the ratio below 1; ``worth``: of these, by 2 % or more),
-``own`` and ``shifted`` (by pattern: ratio of costs with its interval over hours, shares of windows over λ),
-``untuned``, ``costs`` (every run), ``made``.
+What is made is kept in ``--out`` and read there by runs of as many ``--minutes``. The last line is one JSON object:
+``patterns_won`` and ``shifted_won`` (of six each; ``certain``: of these, with an interval of the ratio below 1;
+``worth``: of these, by 2 % or more), ``own`` and ``shifted`` (by pattern: ratio of costs with its interval over hours,
+shares of windows over λ), ``untuned``, ``costs`` (every run), ``made``.
 """
 
 from __future__ import annotations

@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Generator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from evaluation.comparison.errors import EvaluationError
 from rl.staffing.action import AXES, NAMES, Actions, action_of
 from rl.staffing.checkpoint import BEST
 from rl.staffing.hours import HourSettings
@@ -113,11 +114,10 @@ def make(pattern: Pattern, seed: int, minutes: float, data: Path | None, out: Pa
     """Both contenders: the rule of ``minutes`` of CPU, and what as many minutes of learning make of it.
 
     Writes their settings files ``staffing.toml`` and ``staffing-learnt.toml`` into ``out``; returns what is known of
-    them. What is there is read."""
+    them. What is there is read. Raises EvaluationError where that is of other minutes."""
     path = out / MADE
     if path.is_file():
-        stored: dict[str, Any] = json.loads(path.read_text())
-        return stored
+        return _stored(path, minutes)
     out.mkdir(parents=True, exist_ok=True)
     settings = replace(pattern.settings, seed=seed)
     rule = _rule(settings, minutes, data, out)
@@ -129,6 +129,7 @@ def make(pattern: Pattern, seed: int, minutes: float, data: Path | None, out: Pa
     made = {
         "pattern": pattern.name,
         "seed": seed,
+        "minutes": minutes,
         "rule": asdict(rule),
         "curve": [{name: entry[name] for name in CURVE} for entry in learning.curve],
     }
@@ -139,11 +140,20 @@ def make(pattern: Pattern, seed: int, minutes: float, data: Path | None, out: Pa
 def _rule(settings: StaffingSettings, minutes: float, data: Path | None, out: Path) -> Calibrated:
     path = out / RULE
     if path.is_file():
-        return Calibrated(**json.loads(path.read_text()))
+        stored = _stored(path, minutes)
+        return Calibrated(**{entry.name: stored[entry.name] for entry in fields(Calibrated)})
     search = Judge(replace(settings, validation_hours=SEARCH_HOURS), data, "train")
     validation = Judge(settings, data)
     for judge in (search, validation):
         _score(judge, action_of(RuleSettings().values()))  # compiles what is compiled once a process
     rule = calibrated(search, validation, minutes, settings.seed)
-    path.write_text(json.dumps(asdict(rule), indent=1))
+    path.write_text(json.dumps({"minutes": minutes, **asdict(rule)}, indent=1))
     return rule
+
+
+def _stored(path: Path, minutes: float) -> dict[str, Any]:
+    stored: dict[str, Any] = json.loads(path.read_text())
+    spent = stored.get("minutes")
+    if spent != minutes:
+        raise EvaluationError(f"{path} was made in {spent} minutes, not {minutes:g}; take another --out")
+    return stored

@@ -25,7 +25,7 @@ def save_state(trainer: Trainer, best: Judged | None, path: Path) -> None:
     tensors |= {f"buffer/{name}": torch.from_numpy(values) for name, values in trainer.buffer.arrays.items()}
     tensors |= {"mean": trainer.learner.mean, "spread": trainer.learner.spread}
     progress = {
-        "settings": asdict(trainer.settings),
+        "settings": trainer.made_of,
         "episode": trainer.episode,
         "added": trainer.buffer.added,
         "rewards": trainer.rewards,
@@ -42,7 +42,7 @@ def save_state(trainer: Trainer, best: Judged | None, path: Path) -> None:
 def load_state(trainer: Trainer, path: Path) -> Judged | None:
     """Put ``trainer`` where the stored training was; returns the best weights' judgement so far.
 
-    Raises SettingsError for a file that is none, or of other settings.
+    Raises SettingsError for a file that is none, or of other settings or hours.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -50,8 +50,8 @@ def load_state(trainer: Trainer, path: Path) -> Judged | None:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise SettingsError(f"{path} cannot be read: {error}; delete it to train again") from error
-    if progress.get("settings") != asdict(trainer.settings):
-        raise SettingsError(f"{path} is of a training with other settings; delete it, or name another --out")
+    if progress.get("settings") != trainer.made_of:
+        raise SettingsError(f"{path} is of a training with other settings or hours; delete it, or name another --out")
     for name, tensor in _networks(trainer).items():
         tensor.copy_(tensors[name])
     for name, optimiser in _optimisers(trainer).items():

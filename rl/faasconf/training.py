@@ -8,8 +8,8 @@ sweep.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Annotated
+from dataclasses import asdict, dataclass, field, replace
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -187,6 +187,13 @@ class Trainer:
         self.rewards: list[float] = []
         """Since the last judgement."""
         self.replayed = 0
+
+    @property
+    def made_of(self) -> dict[str, Any]:
+        """JSON of the settings and of the hours that are trained on."""
+        grid = self._train
+        hours = {"patterns": list(grid.patterns), "seconds": grid.seconds, "mean_rps": grid.mean_rps}
+        return asdict(self.settings) | {"hours": hours}
 
     @property
     def episodes(self) -> int:

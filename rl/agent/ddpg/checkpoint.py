@@ -28,6 +28,8 @@ MOST_BYTES = 512 * 2**20
 """Largest size of a checkpoint, unpacked."""
 MOST_JSON = 2**20
 PARTS = ("segments", "experts", "pipeline", "present", "least_memory")
+UNKNOWN = np.full(3, np.nan, dtype=np.float32)
+"""Room of a state that has none."""
 
 
 def checked(path: str | Path | io.BytesIO) -> io.BytesIO:
@@ -92,6 +94,8 @@ def save_windows(path: Path, buffer: WindowBuffer) -> None:
         row = {key: number for number, key in enumerate(states)}
         for part in PARTS:
             arrays[f"{pipeline}/{part}"] = np.stack([getattr(state, part) for state in states.values()])
+        rooms = [UNKNOWN if state.room is None else state.room for state in states.values()]
+        arrays[f"{pipeline}/room"] = np.stack(rooms)
         links = [(row[id(step.state)], -1 if step.following is None else row[id(step.following)]) for step in ring]
         arrays[f"{pipeline}/links"] = np.array(links, dtype=np.int64)
         arrays[f"{pipeline}/next"] = np.array(buffer.nexts[pipeline])
@@ -131,12 +135,13 @@ def load_windows(path: Path, buffer: WindowBuffer) -> None:
 
 
 BRANCHES = ("branch_of", "branch_executed", "branch_rewards", "branch_p95")
-KEYS = (*PARTS, "links", "executed", "rewards", "p95", "taught", "teacher", *BRANCHES)
+KEYS = (*PARTS, "room", "links", "executed", "rewards", "p95", "taught", "teacher", *BRANCHES)
 
 
 def _steps(pipeline: str, arrays: dict[str, np.ndarray[Any, Any]]) -> list[WindowStep]:
     count = len(arrays["segments"])
-    states = [State(*(arrays[part][number] for part in PARTS)) for number in range(count)]
+    rooms = [None if np.isnan(room).any() else room for room in arrays["room"]]
+    states = [State(**{part: arrays[part][number] for part in PARTS}, room=rooms[number]) for number in range(count)]
     branches: list[list[BranchStep]] = [[] for _ in arrays["links"]]
     for row, at in enumerate(arrays["branch_of"]):
         executed, rewards, p95 = (arrays[key][row] for key in BRANCHES[1:])

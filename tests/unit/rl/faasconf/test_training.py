@@ -100,9 +100,10 @@ def test_the_same_seed_trains_the_same_and_a_stopped_training_goes_on(grid: Grid
     again.step()
     assert again.episode == 3 and torch.equal(weights_of(whole), weights_of(again))
     assert (whole.buffer.arrays["rewards"] == again.buffer.arrays["rewards"]).all()
-    again.settings = replace(SETTINGS, violation=1.0)
-    with pytest.raises(SettingsError, match="other settings"):
-        load_state(again, tmp_path / "state.safetensors")
+    for name, other in (("settings", replace(SETTINGS, violation=1.0)), ("_train", replace(grid, mean_rps=9.0))):
+        with pytest.MonkeyPatch.context() as patched, pytest.raises(SettingsError, match="other settings or hours"):
+            patched.setattr(again, name, other)
+            load_state(again, tmp_path / "state.safetensors")
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from benchmarks.rlscale import contenders
 from benchmarks.rlscale.__main__ import PATTERNS, spread
 from benchmarks.rlscale.contenders import Pattern, calibrated, make
 from benchmarks.rlscale.judged import CALIBRATED, LEARNT, Ran, on_pattern, shifted, verdict
+from evaluation.comparison.errors import EvaluationError
 from rl.staffing.action import NAMES, action_of
 from rl.staffing.features import NODES
 from rl.staffing.judge import Judged, everywhere
@@ -110,6 +111,13 @@ def test_what_workers_run_can_be_sent_to_them() -> None:
 
 def test_there_are_six_patterns_with_names_of_their_own() -> None:
     assert len({one.name for one in PATTERNS}) == 6
+
+
+@pytest.mark.parametrize("name", [contenders.MADE, contenders.RULE])
+def test_what_was_made_in_other_minutes_is_no_result_of_these(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(json.dumps({"minutes": 3.0, "values": {}, "score": 1.0, "tried": 1}))
+    with pytest.raises(EvaluationError, match=r"was made in 3\.0 minutes, not 10"):
+        make(Pattern("normal", 5.0), 0, 10.0, tmp_path, tmp_path)
 
 
 @pytest.mark.slow

@@ -119,6 +119,17 @@ def test_windows_come_back_from_their_file(tmp_path: Path) -> None:
         assert torch.equal(first.dones, second.dones)
 
 
+def test_a_state_s_room_comes_back_so_that_what_follows_is_decided_within_it(tmp_path: Path) -> None:
+    buffer, again = empty(), empty()
+    rooms = [np.array([6.0, 2048.0, 3.0], dtype=np.float32), None]
+    for step, room in zip(filled(2).rings[world.NAME], rooms, strict=True):
+        buffer.add(replace(step, state=replace(step.state, room=room), following=None))
+    save_windows(tmp_path / "windows.npz", buffer)
+    load_windows(tmp_path / "windows.npz", again)
+    first, second = (step.state.room for step in again.rings[world.NAME])
+    assert first is not None and first.dtype == np.float32 and (first == rooms[0]).all() and second is None
+
+
 def branched(windows: int) -> WindowBuffer:
     """Each window beside two branches whose P95 is the window's times 10 and times 100."""
     buffer, plain = empty(), filled(windows)
