@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import math
 import sys
 import threading
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -71,6 +73,7 @@ class LazyGroup(click.Group):
                 "pip install 'WHEEL[rl]', or make setup in the source tree"
             )
             raise click.UsageError(message) from error
+        _take_finite_numbers_only(command)
         return folded(command, entry.essential, entry.sections) if entry.essential else command
 
     def resolve_command(
@@ -97,6 +100,29 @@ class LazyGroup(click.Group):
             entries = [(name, entry.short_help) for name, entry in self._lazy.items() if entry.heading == heading]
             with formatter.section(heading):
                 formatter.write_dl(entries)
+
+
+@dataclass(frozen=True)
+class _Finite:
+    """Callback of an option that refuses nan, which click's ranges let through, and infinity; ``inner`` comes next."""
+
+    inner: Callable[[click.Context, click.Parameter, Any], Any] | None
+
+    def __call__(self, ctx: click.Context, option: click.Parameter, value: Any) -> Any:
+        for number in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(number, float) and not math.isfinite(number):
+                raise click.BadParameter(f"{number} is not a finite number", ctx, option)
+        return value if self.inner is None else self.inner(ctx, option, value)
+
+
+def _take_finite_numbers_only(command: click.Command) -> None:
+    """Has every option of ``command``, or of a group's commands, refuse nan and infinity. Again it changes nothing."""
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            _take_finite_numbers_only(inner)
+    for option in command.params:
+        if not isinstance(option.callback, _Finite):
+            option.callback = _Finite(option.callback)
 
 
 @contextmanager

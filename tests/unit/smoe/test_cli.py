@@ -40,6 +40,23 @@ def test_a_command_that_is_spelt_nearly_right_is_suggested(words: list[str], mea
     assert (f"(Did you mean {meant}" in result.output) if meant else "Did you mean" not in result.output
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(["up", "--cpu"], id="a range"),
+        pytest.param(["autoscale", "--interval"], id="a range of seconds"),
+        pytest.param(["replay", "minilm", "--max-rps"], id="no upper bound"),
+        pytest.param(["traces", "describe", "x.csv", "--start-s"], id="in a group that is not lazy"),
+        pytest.param(["lab", "explain", "--at"], id="any number"),
+        pytest.param(["lab", "train-staffing", "--mean-rps", "1"], id="one of two"),
+        pytest.param(["lab", "profile", "--out", "x", "--shares"], id="a comma list"),
+    ],
+)
+def test_no_command_takes_a_number_that_is_not_finite(words: list[str]) -> None:
+    result = CliRunner().invoke(cli, [*words, "nan"])
+    assert result.exit_code == 2 and f"Invalid value for '{words[-1 - words[-1].isdigit()]}'" in result.output, result
+
+
 def test_a_missing_optional_package_is_named_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     group = LazyGroup("lab", lazy={"learn": LazyCommand("gymnasium", "nothing", "-")})
