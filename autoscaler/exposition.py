@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from autoscaler.contract import Decision, TickReport
+from autoscaler.errors import SettingsError
 from autoscaler.loop import short
 from autoscaler.platforms.shadow import METERS, ShadowBill
 from autoscaler.state.targets import Targets
@@ -151,7 +152,7 @@ class _NoRequestLog(WSGIRequestHandler):
 
 class Exposition:
     """The server; ``view`` gives the document of ``/view``, ``trouble`` what is wrong with this program (empty where
-    nothing is), with which ``/healthz`` answers 503. Raises OSError where the port is taken."""
+    nothing is), with which ``/healthz`` answers 503. Raises SettingsError where the port is taken."""
 
     def __init__(
         self,
@@ -175,7 +176,10 @@ class Exposition:
                 return [view()]
             return metrics(environ, start_response)
 
-        self._server = make_server(host, port, app, server_class=_Server, handler_class=_NoRequestLog)  # type: ignore[arg-type]
+        try:
+            self._server = make_server(host, port, app, server_class=_Server, handler_class=_NoRequestLog)  # type: ignore[arg-type]
+        except OSError as error:
+            raise SettingsError(f"metrics_port is {port}, which cannot be listened on: {error.strerror}") from error
         self.port = int(self._server.server_port)
         self._thread = threading.Thread(target=self._server.serve_forever, name="exposition", daemon=True)
         self._thread.start()

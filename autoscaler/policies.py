@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -160,11 +161,26 @@ def _named(making: Making) -> Policy:
     if name in MAKERS:
         making.refuse_unwanted_settings()
         return MAKERS[name](making)
-    policy = maker_of(name)(making)
+    policy = _custom(name, making)
     others = making.kinds - {"expert"}
     if name not in ELSEWHERE or not others:
         return policy
     return ScaledTogetherPolicy(policy, HpaPolicy(replace(hpa_settings(making), kinds=others)))
+
+
+def _custom(name: str, making: Making) -> Policy:
+    """The policy of a maker that is not of this package. Raises SettingsError, also where a custom maker fails."""
+    maker = maker_of(name)
+    try:
+        return maker(making)
+    except Exception as error:
+        if name in ELSEWHERE or isinstance(error, SettingsError):
+            raise
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        sentence = (
+            f"policy is {name!r}, whose maker failed: {type(error).__name__}: {error} ({last.filename}:{last.lineno})"
+        )
+        raise SettingsError(sentence) from error
 
 
 def maker_of(name: str) -> Maker:

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from moe.checkpoints.open import check_experts, head_left_out, open_source
 from moe.checkpoints.source import FolderSource, Source
-from moe.errors import MoeError
+from moe.errors import CheckpointError, MoeError
 from moe.inspect import inspect, render
 from moe.manifest import Manifest
 from moe.preset import PRESETS, Preset, preset_adapter, preset_source, preset_tokenizer
@@ -121,6 +121,8 @@ class _Wanted(NamedTuple):
 
 def _of_checkpoint(source: str, options: Mapping[str, Any]) -> _Wanted:
     """A folder or file that the user has. Raises CheckpointError."""
+    if "/" not in source and not Path(source).exists():
+        raise CheckpointError(f"{source}: is no preset ({', '.join(PRESETS)}), and no folder or GGUF file here.")
     checkpoint = open_source(source)
     check_experts(checkpoint, options["experts"])
     return _Wanted(checkpoint, options["experts"] or 4, options["top_k"], options["adapter"], options["layers"])

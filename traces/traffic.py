@@ -147,9 +147,9 @@ def choose_hours(
     """
     chosen = list(islice(hours_of(pattern, mean_rps, split, seed, seconds=seconds, data=data), count))
     if len(chosen) < count:
+        why = why_few(pattern) if has_sources(data) else f"hours are taken from {', '.join(DATA_SETS)}; none is there"
         raise NoMatchError(
-            f"{pattern} at {mean_rps:g} requests/s, {split}: {len(chosen)} hours can be had, {count} wanted; "
-            f"{why_few(pattern)}"
+            f"{pattern} at {mean_rps:g} requests/s, {split}: {len(chosen)} hours can be had, {count} wanted; {why}"
         )
     return chosen
 

@@ -47,6 +47,8 @@ def bound(trace: str, data: Path | None, as_json: bool, out: Path | None, **opti
     choice found by simulation, which is not an optimum. Everything is simulated: a workload of the paper's on the
     modelled cluster, a custom pipeline on the machine of its profile. Each window is taken by itself.
     """
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)  # before minutes of simulation
     asked = asked_for(options)
     workload, name = asked.workload, asked.workload.name
     until_s = options["most"] * options["window_s"] if options["most"] else None

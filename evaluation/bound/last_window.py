@@ -267,7 +267,8 @@ def _measured(making: Making, making_settings: ModelSettings) -> Workload:
     """The pipeline on the machine of a profile, or with ``cluster`` on one with GPU shares."""
     slo_s = pass_slo_s(making)
     if slo_s is None:
-        raise SettingsError("slo_s is None; last-window plans for a latency target (--slo-ms, of a decoder --tpot-ms)")
+        name = making.settings.policy
+        raise SettingsError(f"slo_s is None; {name} plans for a latency target (--slo-ms, of a decoder --tpot-ms)")
     profile = planned_with(
         making_settings.profile, making.settings.manifest_dir, making.topology,
         making_settings.other_machine or making_settings.cluster, making.settings.policy,

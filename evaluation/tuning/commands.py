@@ -54,6 +54,7 @@ def tune(policy: str, trace: str, data: Path | None, out: Path, **options: Any) 
     Everything is simulated: a workload of the paper's on the modelled cluster, a custom pipeline on the machine of its
     profile.
     """
+    out.mkdir(parents=True, exist_ok=True)  # before minutes of simulation
     asked = asked_for(options)
     workload, meter, seed = asked.workload, options["meter"], options["seed"]
     requests = _profiled(asked, trace, data, options)

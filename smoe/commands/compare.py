@@ -93,6 +93,7 @@ def compare(**options: Any) -> None:
         given["seconds"] = SECONDS
     try:
         grid = grid_of(options, given, custom)
+        out.mkdir(parents=True, exist_ok=True)  # before minutes of simulation
         with progress_bar(console) as bar:
             task = bar.add_task("plans", total=None)
             summaries, tuned, left_out = run_all(

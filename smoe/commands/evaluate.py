@@ -126,6 +126,7 @@ def evaluate(**options: Any) -> None:
     left_out: dict[str, str] = {}
     try:
         grid = grid_of(options, given_of(EvaluateSettings, options), custom)
+        options["out"].mkdir(parents=True, exist_ok=True)  # before minutes of simulation
         runs = len(list(grid.groups())) * len(names_of(grid))
         with progress_bar(console) as bar:
             task = bar.add_task("arrivals and bound", total=runs)

@@ -8,9 +8,12 @@ from collections.abc import Iterable
 
 import click
 from rich.console import Console
+from rich.table import Table
 
 LABEL = 12
 """Columns of a label."""
+UNBOUNDED = 10_000
+"""Columns that no table has."""
 
 
 def print_lines(console: Console, lines: Iterable[str]) -> None:
@@ -21,6 +24,14 @@ def print_lines(console: Console, lines: Iterable[str]) -> None:
                 line, console.width, subsequent_indent=" " * LABEL, break_long_words=False, break_on_hyphens=False
             )
         console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+def print_table(table: Table) -> None:
+    """On standard output, as wide as its contents are: a terminal that is narrower wraps, and nothing is cut off, which
+    would make other numbers and names of them."""
+    console = Console()
+    natural = console.measure(table, options=console.options.update(max_width=UNBOUNDED)).maximum
+    Console(width=max(console.width, natural)).print(table)
 
 
 def print_next(line: str) -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from functions.memory.move_plan import MovePlan
 from placement.moves.cluster import Places, deployed
 from placement.moves.coordinator import Coordinator, Moved
 from placement.moves.errors import MoveError
+from smoe.commands.lines import print_table
 from smoe.commands.options import connect, gateway_option, json_option, password_option, state_option
 from smoe.pipelines import ensure_pipeline
 
@@ -141,7 +141,7 @@ def _print(plan: MovePlan, moved: Moved | None, as_json: bool) -> None:
         table.add_row(
             node, *map(str, (of_node["reuse"], of_node["peer"], peer, of_node["disk"], disk, of_node["released"]))
         )
-    Console().print(table)
+    print_table(table)
     click.echo(f"copying is predicted to take {plan.predicted_s:.2f} s")
     if moved is not None:
         click.echo(

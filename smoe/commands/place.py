@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from moe.manifest import Manifest
@@ -17,6 +16,7 @@ from placement.cluster import PlanArray, entropy, local_ratio
 from placement.heterogeneous import NODE_NAME, Places, Profile, Seen, places_of, planned, read_profile, seen_by
 from placement.janus import OBJECTIVES, Nodes, Objective, Placement, place
 from placement.prism import METHODS, Method
+from smoe.commands.lines import print_table
 from smoe.commands.options import json_option, state_option
 from smoe.errors import SmoeError
 from smoe.pipelines import ensure_pipeline
@@ -67,11 +67,11 @@ def place_command(
     state: Path,
     as_json: bool,
 ) -> None:
-    """Plan which of PIPELINE's experts go on which nodes.
+    """Plan which of PIPELINE's experts go on which machines.
 
-    Like nodes (--node, Janus): so that tokens and co-activations are even; with more slots than experts the busiest
-    experts get several replicas, each on a machine of its own. Heterogeneous machines (--nodes, Prism): so that as few
-    calls as possible leave the node they arise on, within every node's memory.
+    Homogeneous machines (--node, Janus): so that tokens and co-activations are even; with more slots than experts the
+    busiest experts get several replicas, each on a machine of its own. Heterogeneous machines (--nodes, Prism): so that
+    as few calls as possible leave the machine they arise on, within every machine's memory.
     """
     _check_options(files, nodes, profile, slots, objective, method)
     _, manifest = ensure_pipeline(pipeline, state / "pipelines")
@@ -93,7 +93,7 @@ def place_command(
     table = Table("node", *names.values(), title=f"{manifest.name}: {title}")
     for node, row in rows.items():
         table.add_row(node, *(f"{row[name]:.{0 if name in _WHOLE else 3}f}" for name in names))
-    Console().print(table)
+    print_table(table)
     if out is not None:
         click.echo(f"smoe placement migrate {manifest.name} --plan {out}")
 
@@ -163,13 +163,15 @@ def _read(path: Path, manifest: Manifest) -> tuple[np.ndarray, np.ndarray | None
     """Tokens [layers, experts] and co-activations [layers, experts, experts]. Raises SmoeError."""
     shape = (manifest.layers, len(manifest.experts(0)))
     table = _json(path)
+    form = f'{path} is not of the form {{"tokens": [[…]], "together": [[[…]]]}}'
+    if not isinstance(table, dict) or "tokens" not in table:
+        raise SmoeError(f"{form}: tokens is missing")
+    pairs = table.get("together")
     try:
         tokens = np.array(table["tokens"], dtype=np.float64)
-        pairs = table.get("together")
         together = None if pairs is None else np.array(pairs, dtype=np.float32)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = f"{type(error).__name__}: {str(error)[:100]}"
-        raise SmoeError(f'{path} is not of the form {{"tokens": [[…]], "together": [[[…]]]}}: {reason}') from error
+    except (ValueError, TypeError) as error:
+        raise SmoeError(f"{form}: {str(error)[:100]}") from error
     if tokens.shape != shape:
         raise SmoeError(f"{path}: tokens has shape {list(tokens.shape)}; {manifest.name} has {list(shape)}")
     if together is not None and together.shape != (*shape, shape[1]):

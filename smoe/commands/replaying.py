@@ -33,6 +33,7 @@ from simulation.profiles.model.bundled import open_profile
 from simulation.profiles.model.errors import ProfileError, ProfileMismatchError
 from simulation.profiles.model.pipeline import measured_workload
 from simulation.workloads.workload import TokenLengths
+from smoe.commands.lines import print_table
 from smoe.commands.options import chunk_option, json_option
 from smoe.deployment import DeploymentSettings, function_deployments
 from smoe.errors import SmoeError
@@ -162,7 +163,7 @@ def replay(profile: Path, **options: Any) -> None:
         table.add_row(*line)
     if outcome.lost:
         table.add_row("lost", f"{outcome.lost} requests that no instance has room for")
-    Console().print(table)
+    print_table(table)
 
 
 def _requests(options: dict[str, Any]) -> tuple[list[Request], Lengths]:
@@ -199,7 +200,7 @@ def _scaled(stored: GenerationProfile, requests: list[Request], options: dict[st
     if options["as_json"]:
         click.echo(json.dumps(summaries))
     else:
-        Console().print(_table(summaries, len(requests)))
+        print_table(_table(summaries, len(requests)))
         for sentence in failure_sentences(summaries):
             click.echo(sentence)
     if failed := always_failed(summaries):

@@ -309,7 +309,7 @@ def _task(client: GatewayClient, name: str, timeout_s: float) -> str | None:
 
 @click.command()
 @click.argument("name")
-@click.option("--tail", type=int, default=50, help="Lines from the end; 0 = all.")
+@click.option("--tail", type=click.IntRange(min=0), default=50, help="Lines from the end; 0 = all.")
 @click.option("--follow", "-f", is_flag=True, help="Keep printing.")
 @state_option
 @gateway_option

@@ -14,7 +14,6 @@ from typing import Any
 
 import click
 from rich.box import SIMPLE
-from rich.console import Console
 from rich.table import Table
 
 from autoscaler.monitor.growth import Samples
@@ -24,7 +23,7 @@ from functions.serving import metric_names as ingress
 from gateway.client.client import GatewayClient
 from moe.names import INGRESS
 from platform_words.labels import PIPELINE_LABEL
-from smoe.commands.lines import print_next
+from smoe.commands.lines import print_next, print_table
 from smoe.commands.options import connect, gateway_option, json_option, of_gateway, password_option, state_option
 from smoe.errors import SmoeError
 from smoe.view.instances import generation_of, instances_table, rows_of, words_of
@@ -74,7 +73,7 @@ def status(
             json.dumps({"gateway": client.url, "info": client.info(), "functions": functions, "work": done}, indent=2)
         )
     else:
-        Console().print(functions_table(client.url, functions, work, unread))
+        print_table(functions_table(client.url, functions, work, unread))
         _print_instances(client, functions)
         for note in client.info().get("notes", []) if verbose else ():
             click.echo(f"note: {note}")
@@ -118,7 +117,7 @@ def _print_instances(client: GatewayClient, functions: Functions) -> None:
             document = generation_of(client, function["name"])
             if document is not None:
                 click.echo(words_of(document))
-                Console().print(instances_table(rows_of(document)))
+                print_table(instances_table(rows_of(document)))
 
 
 def _samples(client: GatewayClient) -> list[Samples]:

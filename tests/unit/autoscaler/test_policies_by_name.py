@@ -138,6 +138,18 @@ def test_a_policy_of_another_package_is_named_by_its_maker(folder: Path) -> None
             made(folder, name)
 
 
+def failing(making: Making) -> Policy:
+    return making.nowhere  # type: ignore[attr-defined,no-any-return]
+
+
+def test_a_custom_maker_that_fails_is_reported_with_its_line(folder: Path) -> None:
+    line = failing.__code__.co_firstlineno + 1
+    with pytest.raises(SettingsError, match=rf"maker failed: AttributeError: .*nowhere.*{__file__}:{line}\)"):
+        made(folder, f"{__name__}:failing")
+    with pytest.raises(SettingsError, match=r"maker failed: TypeError: .*not callable"):
+        made(folder, f"{__name__}:__name__")
+
+
 def test_a_plan_survives_its_file(plan: Path) -> None:
     loaded = load_plan(plan)
     assert loaded == Plan("tiny", {FUNCTION: configuration(3, memory_mb=512)}, {"method": "test"})

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from autoscaler.contract import Cost, Decision, TickReport
-from autoscaler.errors import LogError
+from autoscaler.errors import LogError, SettingsError
 from autoscaler.exposition import LAST_DECISION, REPORTED, TEXT, ControllerMetrics, Exposition
 from autoscaler.progress import Progress
 from autoscaler.state.targets import Targets
@@ -83,6 +83,15 @@ def test_a_view_that_cannot_be_written_is_a_named_error(tmp_path: Path) -> None:
 )
 def test_what_became_of_a_decision(decision: Decision, changes: dict[str, object], expected: str) -> None:
     assert result_of(decision, report(decision, **changes)) == expected
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    served = Exposition(0, CollectorRegistry(), lambda: b"{}", host="127.0.0.1")
+    try:
+        with pytest.raises(SettingsError, match=f"metrics_port is {served.port}, which cannot be listened on: Address"):
+            Exposition(served.port, CollectorRegistry(), lambda: b"{}", host="127.0.0.1")
+    finally:
+        served.close()
 
 
 def test_metrics_and_view_are_served_side_by_side() -> None:

@@ -181,6 +181,18 @@ def test_steps_of_sentence_models_that_are_not_computed_are_refused(tmp_path: Pa
         split(checkpoint, tmp_path / "p", "tiny", 2, 2)
 
 
+def test_a_preset_that_is_misspelt_is_answered_with_those_there_are(tmp_path: Path) -> None:
+    refused = split_by_command(Path("minlm"), tmp_path / "p")
+    assert refused.exit_code == 1
+    assert "minlm: is no preset (minilm, smollm2, bert-4, " in refused.output
+
+
+def test_a_width_that_would_fill_the_memory_is_refused(tmp_path: Path) -> None:
+    refused = split_by_command(Path("bert-4"), tmp_path / "p", "--width", "6400000")
+    assert refused.exit_code == 1
+    assert "width is 6400000, allowed are multiples of 64 up to 16384" in refused.output
+
+
 def test_a_models_name_on_the_hub_is_no_folder(tmp_path: Path) -> None:
     refused = split_by_command(Path("some-org/some-model"), tmp_path / "p")
     assert refused.exit_code == 1

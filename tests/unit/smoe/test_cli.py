@@ -57,6 +57,27 @@ def test_no_command_takes_a_number_that_is_not_finite(words: list[str]) -> None:
     assert result.exit_code == 2 and f"Invalid value for '{words[-1 - words[-1].isdigit()]}'" in result.output, result
 
 
+@pytest.mark.parametrize(
+    ("words", "begin"),
+    [
+        (["evaluate", "--policies", "static"], "smoe.commands.evaluate.run_all"),
+        (["compare", "--policies", "static"], "smoe.commands.compare.run_all"),
+        (["bound", "--trace", "made-bursty-hour", "--workload", "bert-4"], "evaluation.bound.commands.bound_rows"),
+        (
+            ["tune", "--policy", "tuned-hpa", "--trace", "made-bursty-hour", "--workload", "bert-4"],
+            "evaluation.tuning.commands._searched",
+        ),
+    ],
+)
+def test_results_that_cannot_be_written_end_a_command_before_it_simulates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], begin: str
+) -> None:
+    monkeypatch.setattr(begin, lambda *_, **__: pytest.fail("simulated"))
+    (tmp_path / "file").touch()
+    result = CliRunner().invoke(cli, ["lab", *words, "--out", str(tmp_path / "file" / "out" / "x")])
+    assert isinstance(result.exception, FileExistsError | NotADirectoryError), result.output
+
+
 def test_a_missing_optional_package_is_named_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     group = LazyGroup("lab", lazy={"learn": LazyCommand("gymnasium", "nothing", "-")})

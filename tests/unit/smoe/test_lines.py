@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from io import StringIO
 
+import pytest
 from rich.console import Console
+from rich.table import Table
 
-from smoe.commands.lines import print_lines
+from smoe.commands.lines import print_lines, print_table
 
 LINE = "P95         285 ms, 90% above the SLO of 150 ms: MISSED; 40.0% of all requests were answered within [it]"
 
@@ -25,3 +27,14 @@ def test_on_a_terminal_no_word_is_cut_and_lines_go_on_below_the_first_word() -> 
 
 def test_off_a_terminal_a_line_is_one_line() -> None:
     assert shown(False) == f"{LINE}\n"
+
+
+def test_a_table_wider_than_the_terminal_is_not_cut(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    table = Table(title="t")
+    table.add_column("function", no_wrap=True)
+    table.add_row("a-pipeline-with-a-long-name-expert-10-3")
+    print_table(table)
+    assert "a-pipeline-with-a-long-name-expert-10-3" in capsys.readouterr().out

@@ -60,7 +60,8 @@ def test_the_plan_can_be_written_and_read_by_migrate(minilm_pipeline: Path, tmp_
     ("statistics", "options", "sentence"),
     [
         pytest.param({"tokens": [[1.0]]}, ("--node", "a"), "shape", id="another-pipeline"),
-        pytest.param({"other": 1}, ("--node", "a"), "form", id="no-tokens"),
+        pytest.param({"other": 1}, ("--node", "a"), "}: tokens is missing", id="no-tokens"),
+        pytest.param([1, 2], ("--node", "a"), "}: tokens is missing", id="list"),
         pytest.param({"tokens": []}, ("--node", "a", "--node", "a"), "twice", id="node-twice"),
         pytest.param({"tokens": []}, ("--node", "a=1,b"), "lower-case letters", id="odd-node"),
         pytest.param([1, 2], ("--node", "a"), "form", id="a-list"),

@@ -86,6 +86,8 @@ def test_what_cannot_be_had_is_refused_with_its_reason(data: Path, tmp_path: Pat
         NoMatchError, match=r"slow at 100 requests/s, test: 0 hours can be had, 1 wanted; a sum of inde"
     ):
         choose_hours("slow", 100.0, "test", 1, data=data)
+    with pytest.raises(NoMatchError, match=r"0 hours can be had, 1 wanted; hours are taken from .*; none is there"):
+        choose_hours("slow", 100.0, "test", 1, data=tmp_path)
     with pytest.raises(TraceError, match="patterns are slow, normal, bursty, diurnal"):
         choose_hours("spiky", 5.0, "test", 1, data=data)
     with pytest.raises(TraceError, match="a rate is 0 to 1e5"):

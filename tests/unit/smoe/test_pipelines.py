@@ -1,0 +1,25 @@
+"""Finding a pipeline by what the user calls it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from smoe.errors import SmoeError
+from smoe.pipelines import ensure_pipeline
+
+
+@pytest.mark.parametrize("name", ["checkpoint/config.json", "checkpoint.gguf"])
+def test_a_checkpoint_is_answered_with_the_command_that_splits_it(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.touch()
+    given = file if file.suffix == ".gguf" else file.parent
+    with pytest.raises(SmoeError, match=f"`smoe pipeline split {given} --out pipelines/checkpoint` makes"):
+        ensure_pipeline(str(given), tmp_path / "pipelines")
+
+
+def test_a_name_of_nothing_is_answered_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(SmoeError, match=r"'nothing' is neither a pipeline folder nor a pipeline or preset; .*minilm"):
+        ensure_pipeline("nothing", tmp_path)
