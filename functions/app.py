@@ -48,6 +48,11 @@ CLOSE_S = 5.0
 """Time in which cancelled work has to end."""
 LOOK_S = 0.02
 """While draining: how often it is looked whether replies are sent."""
+THREADS, SPARE_THREADS, MOST_THREADS = 32, 8, 1000
+"""Least threads, those beyond calls that may be in flight (refusals, probes and scrapes want one, too), and most of
+them: a cluster may bound the tasks of a pod."""
+CONNECTIONS = 1000
+"""Connections beyond the threads: what is more waits to be accepted, and is refused by nobody."""
 
 _PROCESS = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 """One thread computes. torch reads this when it is first imported; NumPy was imported already, by the same variable of
@@ -208,8 +213,14 @@ def watchdog_above() -> Callable[[], bool]:
     return (lambda: os.getppid() == parent) if "watchdog" in name else lambda: False
 
 
-def serve(app: FunctionApp, host: str, port: int, threads: int) -> None:
-    """Serve until SIGTERM, drain, return. Call on the main thread.
+def threads_for(max_inflight: int) -> int:
+    """A call holds a thread until its reply is sent: with fewer of them than calls that are let in, calls would wait
+    where no limit refuses them and no metric counts them."""
+    return min(MOST_THREADS, max(THREADS, max_inflight + SPARE_THREADS))
+
+
+def serve(app: FunctionApp, host: str, port: int, threads: int = 0) -> None:
+    """Serve until SIGTERM, drain, return. Call on the main thread. ``threads`` 0: as many as calls may be in flight.
 
     The watchdog in front passes SIGTERM on at once and goes on taking calls and sending them; so this keeps answering
     until the watchdog has ended or the time is up; under anything else, until no call has come for a while.
@@ -219,12 +230,15 @@ def serve(app: FunctionApp, host: str, port: int, threads: int) -> None:
         signal.signal(number, lambda *_: stop.set())
     signal.signal(signal.SIGHUP, lambda *_: app.reload())
     connections: dict[int, Any] = {}
+    threads = threads or threads_for(app.server.settings.max_inflight)
     front = waitress.create_server(
         app,
         map=connections,
         host=host,
         port=port,
         threads=threads,
+        connection_limit=threads + CONNECTIONS,
+        asyncore_use_poll=True,  # select knows no file descriptor above 1023
         max_request_body_size=app.server.settings.max_body_bytes,
     )
     thread = threading.Thread(target=front.run, name="waitress", daemon=True)
@@ -249,7 +263,7 @@ def _unanswered(connections: Mapping[int, Any]) -> bool:
 
 
 def main() -> int:
-    """Run from the environment: ``smoe_upstream_port`` (5000) behind the watchdog, ``smoe_threads`` (32)."""
+    """Run from the environment: ``smoe_upstream_port`` (5000) behind the watchdog, ``smoe_threads`` (0)."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     heap.give_back_large_blocks()
     try:
@@ -259,8 +273,9 @@ def main() -> int:
         host = os.environ.get("smoe_host", "127.0.0.1")
         port, threads = (
             int(os.environ.get(key, default))
-            for key, default in (("smoe_upstream_port", "5000"), ("smoe_threads", "32"))
+            for key, default in (("smoe_upstream_port", "5000"), ("smoe_threads", "0"))
         )
+        app.reload()  # in a cluster the limit of calls is in the live settings alone
         serve(app, host, port, threads)
     except (SettingsError, MoeError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -15,7 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from benchmarks.harness.local_pipeline import LocalPipeline
-from functions.app import FunctionApp, serve
+from functions.app import FunctionApp, serve, threads_for
 from functions.serving.server import ServerSettings
 from functions.serving.settings import from_environment
 from functions.wire import format as wire
@@ -268,6 +268,66 @@ class Answered:
         self.closed.set()
 
 
+class Busy(Answered):
+    """Calls of ``/`` stay until they are let go; anything else is answered."""
+
+    def __init__(self, max_inflight: int) -> None:
+        super().__init__(0)
+        self.server = SimpleNamespace(settings=ServerSettings(max_inflight))
+        self.calls: list[str] = []
+        self.let_go = threading.Event()
+
+    def __call__(self, environ: dict[str, str], start_response: Callable[..., object]) -> Iterator[bytes]:
+        if environ["PATH_INFO"] == "/":
+            self.calls.append(environ["REQUEST_METHOD"])
+            assert self.let_go.wait(200)
+        start_response("200 OK", [("content-length", "0")])
+        return iter(())
+
+
+def test_as_many_calls_as_are_let_in_are_under_way_at_once_and_scrapes_are_answered_meanwhile() -> None:
+    """By default waitress has four threads and accepts a hundred connections."""
+    app = Busy(max_inflight=150)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}/"
+
+    def ask() -> int:
+        until(lambda: status(f"{url}metrics") == 200)
+        with ThreadPoolExecutor(150) as callers:
+            answers = [callers.submit(status, url) for _ in range(150)]
+            try:
+                until(lambda: len(app.calls) == len(answers))
+                under_way = len(app.calls)
+                scraped = status(f"{url}metrics")
+            finally:
+                app.let_go.set()
+            assert {one.result() for one in answers} == {scraped} == {200}
+        os.kill(os.getpid(), signal.SIGTERM)
+        return under_way
+
+    with ThreadPoolExecutor(1) as thread, handlers_kept():
+        asking = thread.submit(ask)
+        serve(app, "127.0.0.1", port)  # type: ignore[arg-type]
+        assert asking.result() == 150
+
+
+def test_a_function_has_threads_for_its_calls_within_bounds() -> None:
+    assert [threads_for(limit) for limit in (0, 10, 512, 10_000)] == [32, 32, 520, 1000]
+
+
+@contextmanager
+def handlers_kept() -> Iterator[None]:
+    """``serve`` takes signals over, and leaves them so."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    handlers = [signal.getsignal(number) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, handlers, strict=True):
+            signal.signal(number, handler)
+
+
 def test_a_function_ends_once_its_last_reply_is_sent() -> None:
     app = Answered(12 << 20)  # more than the sockets take, less than waitress holds back
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -286,14 +346,8 @@ def test_a_function_ends_once_its_last_reply_is_sent() -> None:
             assert not app.closed.wait(0.5)
             return b"".join(iter(lambda: client.recv(1 << 20), b""))
 
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    handlers = [signal.getsignal(number) for number in numbers]
-    with ThreadPoolExecutor(1) as thread:
-        try:
-            reply = thread.submit(call)
-            serve(app, "127.0.0.1", port, 1)  # type: ignore[arg-type]
-        finally:
-            for number, handler in zip(numbers, handlers, strict=True):
-                signal.signal(number, handler)
+    with ThreadPoolExecutor(1) as thread, handlers_kept():
+        reply = thread.submit(call)
+        serve(app, "127.0.0.1", port, 1)  # type: ignore[arg-type]
         assert len(reply.result().partition(b"\r\n\r\n")[2]) == app.size
     assert app.closed.is_set()
