@@ -46,6 +46,12 @@ IMAGE = f"smoe/function:{__version__}"
 KV_TOKENS = (8192, 32_768)
 """Fewest and most tokens whose keys and values an instance keeps by default: short contexts leave room for several
 texts, and long ones, of which few texts make use, reserve no memory for one that does."""
+REPLY_S, TEXT_S = 62, 540
+"""Longest reply behind of-watchdog, which cuts the connection then: an ingress answers within ``smoe_timeout`` (60 s),
+the gateways in front wait longer. A decoder's ingress streams texts for as long as they are written."""
+SETTLE_S, DRAIN_S = 5, 30
+"""How long of-watchdog goes on after SIGTERM, whatever there is to do: until nobody calls a replica that goes any more.
+Segments of decoders go on with texts that they keep pages of (``smoe_drain``: 20 s)."""
 REQUEST_MILLICORES = 25
 """Below every limit (0.05 of a core at least), so that no live change meets Kubernetes' rule that a pod keeps its class
 of service."""
@@ -106,6 +112,9 @@ class DeploymentSettings:
     profiles: str | None = None
     """Folder in which the ingress keeps what instances can do."""
     write_timeout_s: int = 30
+    """Time to finish what was begun after SIGTERM, without a watchdog."""
+    watchdog: bool = False
+    """Whether of-watchdog stands before functions, as in their image: its times are part of the deployment then."""
     weights_from: str | None = None
     """Address under which functions find the pipeline's folder (``s3://bucket/pipelines``); None: in their image or
     a volume."""
@@ -210,7 +219,7 @@ def _base(
         "smoe_nodes": nodes,
         "max_inflight": str(concurrency),
         "smoe_max_tokens": str(settings.peak_tokens),
-        "write_timeout": f"{settings.write_timeout_s}s",
+        **_times(manifest, nodes, settings),
         **settings.extra_environment,
     }
     if settings.max_functions:
@@ -233,6 +242,21 @@ def _base(
         "limits": resources,
         "requests": {"memory": f"{memory_mib}Mi", "cpu": f"{REQUEST_MILLICORES}m"},
         "readOnlyRootFilesystem": True,
+    }
+
+
+def _times(manifest: Manifest, nodes: str, settings: DeploymentSettings) -> dict[str, str]:
+    """How long a function may take. of-watchdog knows one time (``write_timeout``) for a reply and for the end of those
+    under way after SIGTERM, by default waits as long before it ends, and gives calls up after ``exec_timeout``."""
+    if not settings.watchdog:
+        return {"write_timeout": f"{settings.write_timeout_s}s"}
+    texts = manifest.task == "causal-lm"
+    reply_s = TEXT_S if texts and nodes == "ingress" else REPLY_S
+    stays_s = DRAIN_S if texts and "segment-" in nodes else SETTLE_S
+    return {
+        "write_timeout": f"{reply_s}s",
+        "exec_timeout": f"{reply_s}s",
+        "healthcheck_interval": f"{stays_s}s",
     }
 
 

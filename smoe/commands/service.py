@@ -24,7 +24,7 @@ from gateway.contract import DEFAULT_NAMESPACE
 from gateway.options import listening_options
 from moe.manifest import Manifest
 from placement.moves.managers import NodeSettings, start_nodes
-from platform_words.memory import container_memory, runtime_memory
+from platform_words.memory import PROCESS, container_memory, runtime_memory
 from simulation.profiles.model.errors import ProfileError
 from smoe import lifecycle
 from smoe.commands.lines import print_next
@@ -172,8 +172,12 @@ def deploy(pipeline: str, state: Path, gateway_url: str | None, password_file: P
     directory, manifest = ensure_pipeline(pipeline, state / "pipelines")
     _check_takes_texts(manifest, directory)
     check_schedule(manifest, options)
-    runtime = runtime_memory(client.info()["provider"]["orchestration"], manifest.dtype)
-    _deploy_with_progress(client, manifest, DeploymentSettings(**options, runtime=runtime), Console(stderr=True))
+    orchestration = client.info()["provider"]["orchestration"]
+    where: dict[str, Any] = {
+        "runtime": runtime_memory(orchestration, manifest.dtype),
+        "watchdog": orchestration != PROCESS,
+    }
+    _deploy_with_progress(client, manifest, DeploymentSettings(**options, **where), Console(stderr=True))
     click.echo(f"{manifest.name} ({directory}) is ready at {client.url}/function/{manifest.name}")
     click.echo(after_deploy(manifest.name, of_gateway(state, gateway_url)), err=True)
 
@@ -387,9 +391,9 @@ def stack(
     _, manifest = ensure_pipeline(pipeline, state / "pipelines")
     place = kubernetes_namespace or namespace
     cluster = take_kubernetes_options(options, namespace=place)
-    runtime = container_memory(manifest.dtype)
+    where: dict[str, Any] = {"runtime": container_memory(manifest.dtype), "watchdog": True}
     if target == "openfaas":
-        click.echo(render_stack(manifest, DeploymentSettings(**options, runtime=runtime), gateway_url), nl=False)
+        click.echo(render_stack(manifest, DeploymentSettings(**options, **where), gateway_url), nl=False)
         return
     from smoe.cluster_stack import render_manifests
 
@@ -399,7 +403,7 @@ def stack(
             f"leave --namespace {namespace} out"
         )
     address = f"http://{{function}}.{place}:8080"
-    settings = DeploymentSettings(**options, runtime=runtime, address_template=address)
+    settings = DeploymentSettings(**options, **where, address_template=address)
     click.echo(render_manifests(manifest, settings, cluster, namespace), nl=False)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -11,8 +12,14 @@ import yaml
 from click.testing import CliRunner
 
 from functions.scheduling.settings import Targets
-from functions.serving.settings import SettingsError, schedule_settings
-from gateway.backends.kubernetes import objects
+from functions.serving.settings import (
+    FunctionSettings,
+    ScheduleSettings,
+    SettingsError,
+    duration_s,
+    schedule_settings,
+)
+from gateway.backends.kubernetes import objects, pod_spec
 from gateway.backends.kubernetes.settings import KubernetesSettings
 from gateway.specs import parse_deployment
 from moe.manifest import Manifest, load
@@ -158,7 +165,40 @@ def test_a_pod_of_a_pipeline_writes_to_tmp_and_the_cache_of_weights_alone(manife
 
 
 def test_the_committed_stack_file_is_current(manifest: Manifest) -> None:
-    assert (ROOT / "stack.yml").read_text() == render_stack(manifest, DeploymentSettings(runtime=CONTAINER))
+    settings = DeploymentSettings(runtime=CONTAINER, watchdog=True)
+    assert (ROOT / "stack.yml").read_text() == render_stack(manifest, settings)
+
+
+def test_behind_a_watchdog_a_reply_may_take_as_long_as_the_ingress_gives_a_request(manifest: Manifest) -> None:
+    """It cuts the connection ``write_timeout`` after a request's head; OpenFaaS's gateway in front waits longer."""
+    values = yaml.safe_load((ROOT / "deploy" / "openfaas" / "values.yaml").read_text())
+    request_s = FunctionSettings(Path(), ()).timeout_s
+    for one in function_deployments(manifest, DeploymentSettings(watchdog=True)):
+        seconds = seconds_of(one)
+        assert request_s < seconds["write_timeout"] < duration_s("", values["gateway"]["upstreamTimeout"])
+        assert seconds["exec_timeout"] == seconds["write_timeout"]
+        assert seconds["healthcheck_interval"] <= 5  # a pod that is scaled away keeps its memory for as long
+        grace_s = pod_spec.grace_s(parse_deployment(one))
+        assert grace_s >= pod_spec.SETTLE_S + seconds["write_timeout"] + seconds["healthcheck_interval"]
+
+
+def test_behind_a_watchdog_texts_are_streamed_and_instances_drained(manifest: Manifest) -> None:
+    decoder = replace(manifest, task="causal-lm", architecture={**manifest.architecture, "max_positions": 512})
+    ingress, *workers = map(seconds_of, function_deployments(decoder, DeploymentSettings(watchdog=True)))
+    assert ingress["write_timeout"] == ingress["exec_timeout"] >= 500
+    stays = {one["healthcheck_interval"] for one in workers[: len(decoder.segments)]}
+    assert min(stays) > ScheduleSettings().drain_s > workers[-1]["healthcheck_interval"]
+
+
+def test_without_a_watchdog_none_of_its_times_are_set(manifest: Manifest) -> None:
+    for one in function_deployments(manifest):
+        assert seconds_of(one) == {"write_timeout": 30}
+
+
+def seconds_of(deployment: dict[str, Any]) -> dict[str, float]:
+    """A deployment's times of the watchdog."""
+    names = ("write_timeout", "exec_timeout", "healthcheck_interval")
+    return {name: duration_s(name, text) for name, text in deployment["envVars"].items() if name in names}
 
 
 def test_the_stack_file_holds_what_faas_cli_needs(manifest: Manifest) -> None:

@@ -33,9 +33,9 @@ def write(pipeline: Path, address: str, folder: Path) -> None:
     that ``smoe deploy`` gives in a cluster."""
     manifest = load(pipeline, verify=False)
     runtime = container_memory(manifest.dtype)
-    grouped = DeploymentSettings(max_functions=2, address_template=address, runtime=runtime)
+    grouped = DeploymentSettings(max_functions=2, address_template=address, runtime=runtime, watchdog=True)
     ingress, stages = function_deployments(manifest, grouped)
-    alone = function_deployments(manifest, DeploymentSettings(runtime=runtime))
+    alone = function_deployments(manifest, DeploymentSettings(runtime=runtime, watchdog=True))
     (expert,) = [one for one in alone if one["envVars"]["smoe_nodes"] == EXPERT]
     containers: dict[str, dict[str, Any]] = {"ingress": ingress, "stages": stages, "expert": expert}
     for name, deployment in containers.items():
