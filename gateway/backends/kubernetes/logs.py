@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 
 from gateway.backends.kubernetes.api import Api, ApiError, UnreachableError
 from gateway.contract import LogLine
 
 _QUEUE_LINES = 1000
+AGAIN_S = 1.0
+"""Pause before a log that has ended, or had not begun, is asked for again."""
 
 
 class PodLogs:
@@ -42,21 +44,26 @@ class PodLogs:
             yield line
         if not follow:
             return
-        latest_s = {line.instance: line.timestamp_s for line in lines}
-        async for line in self._following(instance, {pod: latest_s.get(pod, since_s) for pod in pods}):
-            if line.timestamp_s > latest_s.get(line.instance, 0.0):
-                yield line
+        given_s = {line.instance: line.timestamp_s for line in lines}
+        async for line in self._following(instance, since_s, given_s):
+            given_s[line.instance] = line.timestamp_s
+            yield line
 
-    async def _following(self, instance: str | None, begun_s: dict[str, float | None]) -> AsyncIterator[LogLine]:
+    async def _following(
+        self, instance: str | None, since_s: float | None, given_s: Mapping[str, float]
+    ) -> AsyncIterator[LogLine]:
+        """``given_s``: pod → time of its last line that was given. A log ends with its container and is refused before
+        that has started, so it is asked for again at the next change."""
         queue: asyncio.Queue[LogLine | None] = asyncio.Queue(_QUEUE_LINES)
         readers: dict[str, asyncio.Task[None]] = {}
 
         async def attend() -> None:
             while (pods := self._chosen(instance)) is not None:
                 for pod in pods:
-                    if pod not in readers:
-                        readers[pod] = asyncio.create_task(self._stream(pod, begun_s.get(pod), queue))
+                    if pod not in readers or readers[pod].done():
+                        readers[pod] = asyncio.create_task(self._stream(pod, since_s, given_s.get(pod), queue))
                 await self._changed()
+                await asyncio.sleep(AGAIN_S)
             await asyncio.wait(readers.values(), timeout=5.0) if readers else None
             await queue.put(None)
 
@@ -75,9 +82,13 @@ class PodLogs:
             params["tailLines"] = str(tail)
         return [line async for line in self._lines(pod, params)]
 
-    async def _stream(self, pod: str, since_s: float | None, queue: asyncio.Queue[LogLine | None]) -> None:
-        async for line in self._lines(pod, {**self._params(since_s), "follow": "true"}):
-            await queue.put(line)
+    async def _stream(
+        self, pod: str, since_s: float | None, given_s: float | None, queue: asyncio.Queue[LogLine | None]
+    ) -> None:
+        begun_s = since_s if given_s is None else given_s
+        async for line in self._lines(pod, {**self._params(begun_s), "follow": "true"}):
+            if given_s is None or line.timestamp_s > given_s:
+                await queue.put(line)
 
     async def _lines(self, pod: str, params: dict[str, str]) -> AsyncIterator[LogLine]:
         """A pod that has no log (not started, gone) has no lines."""
@@ -92,9 +103,8 @@ class PodLogs:
         except (ApiError, UnreachableError):
             return
 
-    @staticmethod
-    def _params(since_s: float | None) -> dict[str, str]:
-        params = {"timestamps": "true"}
+    def _params(self, since_s: float | None) -> dict[str, str]:
+        params = {"timestamps": "true", "container": self._name}  # others may have been added to the pod
         if since_s is not None:
             params["sinceTime"] = datetime.fromtimestamp(since_s, UTC).isoformat().replace("+00:00", "Z")
         return params

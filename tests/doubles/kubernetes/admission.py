@@ -114,3 +114,13 @@ def check_grant(grants: list[dict[str, Any]], user: str, verb: str, group: str, 
         f'{resource.partition("/")[0]} is forbidden: User "{user}" cannot {verb} resource "{resource}" '
         f'in API group "{group}" in the namespace "{namespace}"',
     )
+
+
+def check_log(pod: dict[str, Any], container: str | None) -> None:
+    """A kubelet has no log of a container that has not started."""
+    name, names = pod["metadata"]["name"], [one["name"] for one in pod["spec"]["containers"]]
+    if container not in (None, *names):
+        raise Refusal(400, "BadRequest", f"container {container} is not valid for pod {name}")
+    if "nodeName" in pod["spec"] and not pod["status"].get("containerStatuses"):
+        said = f'container "{container or names[0]}" in pod "{name}" is waiting to start: ContainerCreating'
+        raise Refusal(400, "BadRequest", said)

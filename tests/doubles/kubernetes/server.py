@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from tests.doubles.kubernetes import fields
-from tests.doubles.kubernetes.admission import changed_pod, check_deployment, check_grant, resized
+from tests.doubles.kubernetes.admission import changed_pod, check_deployment, check_grant, check_log, resized
 from tests.doubles.kubernetes.cluster import Cluster
 from tests.doubles.kubernetes.copies import copied
 from tests.doubles.kubernetes.errors import Refusal, gone, invalid, not_found, stale
@@ -283,7 +283,7 @@ class ApiServer:
         if (resource, sub) == ("pods", "status") and request.method == "PATCH":
             return self._pod_status(request, namespace, name, body)
         if (resource, sub) == ("pods", "log") and request.method == "GET":
-            self.store.get("pods", namespace, name)
+            check_log(self.store.get("pods", namespace, name), request.query_params.get("container"))
             return StreamingResponse(self._log(request, namespace, name), media_type="text/plain")
         raise Refusal(404, "NotFound", "the server could not find the requested resource")
 

@@ -346,12 +346,25 @@ async def test_followed_logs_go_on_with_replicas_that_come_later(double: Running
     log(first.id, "before", 1e9)
     following = asyncio.create_task(follow())
     await until_so(lambda: seen == ["before"])
+    double.set(hold_starts=True)
     await backend.scale("f", DEFAULT_NAMESPACE, 2)
-    state = await until(backend, ready(2))
+    state = await until(backend, lambda state: len(state.replicas) == 2)
     second = next(one for one in state.replicas if one.id != first.id)
+    await until_so(lambda: ("pods/log", second.id) in asked(double))
+    double.do(double.cluster.let_start)  # it was asked for its log before it had one
+    await until(backend, ready(2))
     log(second.id, "later", 1e9 + 1)
     log(first.id, "again", 1e9 + 2)
     await until_so(lambda: sorted(seen) == ["again", "before", "later"])
+    double.do(double.api.cut_watches)  # as a log's stream does with its container
+    log(first.id, "restarted", 1e9 + 2.5)
+    await backend.scale("f", DEFAULT_NAMESPACE, 3)
+    await until_so(lambda: "restarted" in seen)
     await backend.delete("f", DEFAULT_NAMESPACE)
     await asyncio.wait_for(following, 100)
-    assert seen[0] == "before" and sorted(seen) == ["again", "before", "later"]
+    assert seen[0] == "before" and sorted(seen) == ["again", "before", "later", "restarted"]
+
+
+def asked(double: Running) -> set[tuple[str, str]]:
+    """Resource and name of each call so far."""
+    return double.do(lambda: {(call.resource, call.name) for call in double.api.calls})
