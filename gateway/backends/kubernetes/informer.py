@@ -14,6 +14,8 @@ from platform_words.labels import FUNCTION_LABEL
 log = logging.getLogger(__name__)
 
 _LONGEST_WAIT_S = 10.0
+LIVED_S = 1.0
+"""A watch that the API server ends sooner was none: the next one comes after a pause, as after an error."""
 
 
 class ExpiredError(Exception):
@@ -58,11 +60,11 @@ class Informer:
             page = await self._api.get(self._path, params, accept=self._accept.format("List"))
             for item in page.get("items") or ():
                 items[item["metadata"]["name"]] = item
-            self._version = page["metadata"]["resourceVersion"]
             next_page = page["metadata"].get("continue")
             if not next_page:
                 break
             params["continue"] = next_page
+        self._version = page["metadata"]["resourceVersion"]  # of no list that broke off: its objects are not taken
         self.objects, self.by_function = {}, {}
         for item in items.values():
             self._set(item)
@@ -73,11 +75,14 @@ class Informer:
         """Never returns; the first list was loaded."""
         wait_s = 0.0
         last = ""
+        loop = asyncio.get_running_loop()
         while True:
+            begun_s = loop.time()
             try:
                 await self._watch()
-                wait_s = 0.0
-                continue
+                if loop.time() - begun_s >= LIVED_S:
+                    wait_s = 0.0
+                    continue
             except ExpiredError:
                 await asyncio.sleep(wait_s)
                 last = await self._reload(last)

@@ -53,8 +53,8 @@ class KubernetesSettings:
     """Tries of a call that the API server did not answer, or answered 409, 429 or 5xx."""
     first_wait_s: float = 0.2
     """Wait before the second try; it doubles each time."""
-    watch_s: float = 240.0
-    """How long one watch is asked to last."""
+    watch_s: float = 30.0
+    """How long one watch is asked to last: a connection that died in silence is noticed ``request_timeout_s`` later."""
     page_objects: int = 500
     resync_s: float = 30.0
     """Live limits and settings are compared again at least this often."""
