@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -24,6 +25,8 @@ from platform_words.memory import INGRESS_BODY_BYTES
 WRITING = ("/v1/chat/completions", "/v1/completions")
 POSTS = (*WRITING, "/v1/embeddings")
 MODELS = "/v1/models"
+EVENTS = (b"accept", b"text/event-stream")
+"""What of-watchdog goes by: without it, as OpenAI's clients are, it keeps events back until 4 KiB have come."""
 
 
 class OpenAiDoor:
@@ -69,7 +72,8 @@ class OpenAiDoor:
             reply = _error(413, message, "too_large", {"connection": "close"})
             await refuse_body(receive, send, reply)
             return
-        model = _model_of(body)
+        document = _document(body)
+        model = _model_of(document)
         if model is None or not self._serves(model):
             await _no_model(model)(scope, receive, send)
             return
@@ -79,7 +83,10 @@ class OpenAiDoor:
             return whole.pop() if whole else await receive()
 
         target = f"/function/{model}{path}"
-        await self._front({**scope, "path": target, "raw_path": target.encode()}, again, send)
+        inner = {**scope, "path": target, "raw_path": target.encode()}
+        if document.get("stream") is True:
+            inner["headers"] = [pair for pair in scope["headers"] if pair[0] != b"accept"] + [EVENTS]
+        await self._front(inner, again, send)
 
     def _read(self, model: str) -> JSONResponse:
         """One model; empty: the list of all."""
@@ -166,12 +173,17 @@ def _no_model(model: str | None) -> JSONResponse:
     return _error(404, f"the model {model[:80]!r} does not exist here", "model_not_found", field="model")
 
 
-def _model_of(body: bytes) -> str | None:
+def _document(body: bytes) -> dict[str, Any]:
+    """Empty for what is no JSON object."""
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):
-        return None
-    model = document.get("model") if isinstance(document, dict) else None
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _model_of(document: Mapping[str, Any]) -> str | None:
+    model = document.get("model")
     return model if isinstance(model, str) and model else None
 
 

@@ -25,6 +25,16 @@ async def test_the_model_names_the_function_and_the_body_goes_along(running: Run
     assert all(one.body == body for one in requests)
 
 
+async def test_a_text_that_is_streamed_is_asked_for_as_events_and_nothing_else_is(running: Running) -> None:
+    """of-watchdog flushes what was asked for so; OpenAI's clients ask for JSON and ``"stream": true``."""
+    await running.deploy("m", **LABELS)
+    for fields in ('"stream": true', '"stream": false', '"n": 1'):
+        body = b'{"model": "m", %b}' % fields.encode()
+        assert (await running.call("POST", "/v1/completions", body, accept="application/json")).status == 200
+    accepted = [one.headers["accept"] for one in running.replicas("m")[0].requests]
+    assert accepted == ["text/event-stream", "application/json", "application/json"]
+
+
 async def test_models_are_the_pipelines_ingresses(running: Running) -> None:
     await running.deploy("b", **LABELS)
     await running.deploy("a", **LABELS, annotations={CONTEXT: "8192"})
