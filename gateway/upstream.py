@@ -310,6 +310,7 @@ class UpstreamPool:
             connection.abort("idle for too long")
         loop = asyncio.get_running_loop()
         host, _, port = address.rpartition(":")
+        host = host.strip("[]")  # of an IPv6 address
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 _, connection = await loop.create_connection(lambda: UpstreamConnection(loop), host, int(port))

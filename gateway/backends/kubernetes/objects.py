@@ -41,6 +41,8 @@ _RESERVED = (
 
 def check(spec: FunctionSpec) -> None:
     """Raises InvalidSpecError for what no cluster could run."""
+    if spec.name[0].isdigit():  # the Deployment would be made, and stay without its Service
+        raise InvalidSpecError(f"{spec.name} begins with a digit, which the name of a Kubernetes Service may not")
     for where, amounts in (("limits", spec.limits), ("requests", spec.requests)):
         for resource, text in amounts.items():
             if resource not in RESOURCES:

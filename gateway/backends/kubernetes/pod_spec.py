@@ -148,7 +148,7 @@ def _volumes(
     files = [name for name in spec.secrets if name not in pull_secrets]
     if files:
         sources = [{"secret": {"name": name}} for name in files]
-        mount(f"{spec.name}-projected-secrets"[:63], SECRETS_FOLDER, {"projected": {"sources": sources}})
+        mount(f"{spec.name}-projected-secrets"[:63].rstrip("-"), SECRETS_FOLDER, {"projected": {"sources": sources}})
     if spec.read_only_root_filesystem:
         mount("temp", "/tmp", {"emptyDir": {}}, read_only=False)  # noqa: S108
     if takes_live_settings(spec):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import socket
 from collections.abc import Callable
 
 import pytest
@@ -55,6 +56,18 @@ async def test_a_replica_that_refuses_connections_is_passed_over_and_reported(ru
     assert running.backend.failures_reported
     assert 'smoe_gateway_repeats_total{function_name="f.openfaas-fn",reason="connect"}' in await running.metrics()
     assert alive.id
+
+
+async def test_a_replica_s_address_may_be_of_ipv6() -> None:
+    """As the Kubernetes backend writes those of pods."""
+    if not socket.has_ipv6:
+        pytest.skip("this machine has no IPv6")
+    server = await asyncio.get_running_loop().create_server(asyncio.Protocol, "::1", 0)
+    pool = upstream.UpstreamPool()
+    async with server:
+        connection, kept = await pool.take(f"[::1]:{server.sockets[0].getsockname()[1]}")
+        assert connection.usable and not kept
+        connection.abort("the test is over")
 
 
 async def test_the_only_replica_refusing_connections_is_waited_out(running: Running) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -157,6 +158,18 @@ def test_a_pod_has_time_to_answer_what_it_has_begun() -> None:
 def test_what_no_cluster_could_run_is_refused_with_a_sentence(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InvalidSpecError, match=sentence):
         objects.check(spec("f", **changes))
+
+
+def test_a_name_that_no_service_may_have_is_refused_before_anything_is_made() -> None:
+    with pytest.raises(InvalidSpecError, match="7b begins with a digit"):
+        objects.check(spec("7b"))
+
+
+def test_names_of_volumes_are_such_as_kubernetes_takes_however_long_a_function_s_is() -> None:
+    for length in range(1, 64):
+        pod = deployment(spec("f" * length, secrets=("key",)))["spec"]["template"]["spec"]
+        for volume in pod["volumes"]:
+            assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", volume["name"]), volume["name"]
 
 
 texts = st.dictionaries(st.from_regex(r"[a-z][a-z0-9]{0,8}", fullmatch=True), st.text(max_size=8), max_size=3)
