@@ -37,5 +37,10 @@ http://prometheus.{{ .Release.Namespace }}:9090
 
 {{/* prometheus.yml with the release's namespace in place of its default. */}}
 {{- define "smoe.scrapes" -}}
-{{ .Files.Get "files/prometheus.yml" | replace "names: [openfaas]" (printf "names: [%s]" .Release.Namespace) }}
+{{- $scrapes := .Files.Get "files/prometheus.yml" | replace "names: [openfaas]" (printf "names: [%s]" .Release.Namespace) -}}
+{{- if .Values.prometheus.verifyKubelets -}}
+{{ $scrapes }}
+{{- else -}}
+{{ $scrapes | replace "insecure_skip_verify: false" "insecure_skip_verify: true" }}
+{{- end }}
 {{- end }}

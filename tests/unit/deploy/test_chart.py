@@ -177,6 +177,7 @@ OTHERS: list[tuple[str, Any]] = [
     ("controller.nodeSelector", {"zone": "1"}),
     ("controller.tolerations", [{"key": "b", "value": "true", "effect": "NoSchedule"}]),
     ("prometheus.image", "prom/prometheus:v3.6.0"), ("prometheus.retention", "2d"), ("prometheus.claim", "data"),
+    ("prometheus.retentionSize", "90GB"), ("prometheus.verifyKubelets", False),
     ("prometheus.sizeLimit", "1Gi"), ("prometheus.resources", {"requests": {"memory": "512Mi"}}),
     ("prometheus.nodeSelector", {"zone": "2"}), ("prometheus.tolerations", [{"operator": "Exists"}]),
     ("prometheusRule.enabled", True), ("dashboard.enabled", False), ("dashboard.labels", {"dashboards": "yes"}),
@@ -209,7 +210,8 @@ def test_every_value_is_tried() -> None:
 @with_helm
 @pytest.mark.slow
 def test_every_value_changes_what_is_rendered_and_what_comes_out_is_valid() -> None:
-    every = merged(changed(*((path, value) for path, value in OTHERS if not path.endswith("enabled"))))
+    one_of_two = ("enabled", "manifest")
+    every = merged(changed(*((path, value) for path, value in OTHERS if not path.endswith(one_of_two))))
     *alone, _, _ = answers = rendered(
         *((changed(one), "openfaas") for one in OTHERS), (ELSEWHERE, "openfaas"), (every, "x")
     )
@@ -218,6 +220,20 @@ def test_every_value_changes_what_is_rendered_and_what_comes_out_is_valid() -> N
     for kind, text in distinct:
         if kind != "PrometheusRule":  # of Prometheus' operator, whose schema Kubernetes does not have
             kubernetes_validate.validate(json.loads(text), "1.36", strict=True)
+
+
+@with_helm
+def test_kubelets_certificates_are_verified_unless_the_values_say_otherwise() -> None:
+    (unverified,) = rendered((changed(("prometheus.verifyKubelets", False)), "openfaas"))
+    settings = [
+        yaml.safe_load(one["ConfigMap", "openfaas", "smoe-prometheus"]["data"]["prometheus.yml"])
+        for one in (by_default(), unverified)
+    ]
+    asked = [
+        [one["tls_config"]["insecure_skip_verify"] for one in of["scrape_configs"] if "tls_config" in one]
+        for of in settings
+    ]
+    assert asked == [[False], [True]]
 
 
 @with_helm
@@ -308,11 +324,13 @@ BAD: list[Object] = [
         ("controller.pipeline", ""), ("controller.manifest", "pipeline.json"), ("controller.pipelinesClaim", "a_b"),
         ("controller.interval", "5"), ("controller.interval", 5),
         ("controller.sloMs", 0), ("prometheus.enabled", False), ("prometheus.url", "ftp://a"),
-        ("prometheus.retention", "long"), ("prometheus.claim", "a_b"), ("networkPolicies", None),
+        ("prometheus.retention", "long"), ("prometheus.claim", "a_b"), ("prometheus.retentionSize", "16Gi"),
+        ("prometheus.url", "http://a:1"), ("prometheus.namespace", "monitoring"), ("networkPolicies", None),
         ("dashboard.labels", ["a"]),
     )
 ]  # fmt: skip
 BAD += [changed(("prometheus.enabled", False), ("prometheus.url", "http://a:1"))]  # policies would keep it out
+BAD += [changed(("controller.manifest", "{}"), ("controller.pipelinesClaim", "models"))]  # one would be ignored
 
 
 @pytest.mark.parametrize("values", BAD, ids=json.dumps)
