@@ -117,8 +117,12 @@ class MakingByProfile(Making):
         stored = super().table()
         if stored.get("profile") or stored.get("workload"):
             return stored
-        custom = self.custom
-        defaults = {"profile": str(custom.profile_file), "cpu_scale": custom.cpu_scale, "other_machine": True}
-        if custom.cluster:
-            defaults |= {"cluster": True, "cpu_scale": custom.cpu_scale or CLUSTER_CORE}
-        return {**defaults, "mean_tokens": self.tokens or round(custom.mean_tokens), **stored}
+        return {**planned_by(self.custom, self.tokens), **stored}
+
+
+def planned_by(custom: CustomPipeline, tokens: int = 0) -> dict[str, Any]:
+    """Settings by which a policy plans with the call times that ``custom`` is simulated with. ``tokens``: of a mean
+    request; 0: the pipeline's own."""
+    scale = custom.cpu_scale or CLUSTER_CORE * custom.cluster
+    table = {"profile": str(custom.profile_file), "cpu_scale": scale, "other_machine": True}
+    return table | {"mean_tokens": tokens or round(custom.mean_tokens)} | ({"cluster": True} if custom.cluster else {})

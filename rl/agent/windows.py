@@ -130,7 +130,9 @@ def making_of_log(folder: Path, manifest: Path | None = None) -> Making:
     raise NetworkError(f"{folder} holds no log of a controller{of_name}; give the folder of windows-*.parquet")
 
 
-def as_learnt(making: Making, policy_settings: Path | None = None, slo_s: float | None = None) -> Making:
+def as_learnt(
+    making: Making, policy_settings: Path | Mapping[str, Any] | None = None, slo_s: float | None = None
+) -> Making:
     """The same for the learnt policy: with the settings that are given, else those of the log where it was that."""
     settings = making.settings
     given = policy_settings or (settings.policy_settings if settings.policy == NAME else None)

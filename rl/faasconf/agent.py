@@ -72,4 +72,9 @@ def load(path: Path) -> tuple[Agent, dict[str, Any]]:
         mean, spread = tensors["mean"], tensors["spread"]
     except (RuntimeError, KeyError) as error:
         raise SettingsError(f"faasconf: {path} does not hold the actor's weights: {error}") from error
+    is_whole = mean.shape == spread.shape == (len(FEATURES),) and bool((spread > 0).all())
+    if not is_whole or not all(bool(value.isfinite().all()) for value in tensors.values()):
+        raise SettingsError(
+            f"faasconf: {path} holds numbers that are not finite, or no scale of {len(FEATURES)} features"
+        )
     return Agent(actor, mean, spread), dict(json.loads(metadata.get("about", "{}")))

@@ -12,13 +12,14 @@ import click
 from rich.console import Console
 
 from autoscaler.options import options_of
+from evaluation.comparison.policies import planned_by
 from rl.agent.log_options import manifest_option
 from rl.train.display import Display, interruptible
 from rl.train.errors import TrainingError
 from rl.train.limit import Limit
 from rl.train.run import BEST, Run
 from rl.train.settings import TrainingSettings
-from simulation.workloads.custom import CLUSTER_CORE, CustomPipeline
+from simulation.workloads.custom import CustomPipeline
 from simulation.workloads.custom_options import custom_options, custom_pipelines, refuse_other_machines, slos_option
 from simulation.workloads.paper import PAPER_WORKLOADS
 
@@ -106,11 +107,9 @@ def next_step(out: Path, pipelines: Sequence[CustomPipeline] = ()) -> str:
     count in the same mean calls."""
     table: dict[str, object] = {"actor": str(out.resolve() / BEST)}
     for pipeline in pipelines[:1]:
-        table |= {"mean_tokens": round(pipeline.mean_tokens)}
-        table |= {"profile": str(pipeline.profile_file.resolve())} if pipeline.profile else {}
-        scale = pipeline.cpu_scale or CLUSTER_CORE * pipeline.cluster
-        table |= {"cpu_scale": scale} if scale else {}
-        table |= {"cluster": True} if pipeline.cluster else {}
+        left_out = {"other_machine"} | (set() if pipeline.profile else {"profile"})  # of the tree, as the policy does
+        planned = planned_by(pipeline).items()
+        table |= {key: value for key, value in planned if value and key not in left_out}
     keys = ", ".join(f"'{key} = {json.dumps(value)}'" for key, value in table.items())
     return (
         f"next: write {keys} into settings/smoe.toml, then "

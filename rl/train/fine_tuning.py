@@ -25,6 +25,7 @@ from rl.features.ranges import Ranges
 from rl.train import online
 from rl.train.errors import TrainingError
 from rl.train.run import BEST
+from simulation.workloads.custom import CustomPipeline
 from traces.options import json_option
 from traces.provenance import path_sha256
 
@@ -76,7 +77,9 @@ def fine_tune(
     torch.set_num_threads(1)
     run = json.loads(made_by.read_text())
     standbys = from_table(BurstingSettings, run["settings"].get("standbys", {}))
-    logged = online.read(log, policy_settings, None if slo_ms is None else slo_ms / 1000, manifest, standbys.burst)
+    pipelines = [CustomPipeline.from_json(one) for one in run["settings"].get("pipelines", ())]
+    slo_s = None if slo_ms is None else slo_ms / 1000
+    logged = online.read(log, policy_settings, slo_s, manifest, standbys.burst, pipelines)
     agent = PipelineDDPG.load(checkpoint)
     agent.set_logger(Logger(None, []))
     before = online.desired(agent, logged)

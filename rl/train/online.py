@@ -11,26 +11,32 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from autoscaler.contract import Burst
 from autoscaler.settings import window_of
+from evaluation.comparison.policies import planned_by
+from moe.errors import ManifestError
 from rl.agent.contract import Batch
 from rl.agent.ddpg.algorithm import PipelineDDPG
 from rl.agent.ddpg.buffer import WindowStep
 from rl.agent.ddpg.exploration import decide
 from rl.agent.errors import NetworkError
-from rl.agent.policy import encoder_of
+from rl.agent.policy import NAME, encoder_of
 from rl.agent.windows import as_learnt, making_of_log
 from rl.experience import Experience, experiences
 from rl.features import NODE_FEATURES, PIPELINE_FEATURES, Encoder
 from rl.features.configuration_index import REPLICAS
 from rl.train.errors import TrainingError
+from simulation.profiles.model.errors import ProfileError
+from simulation.workloads.custom import CustomPipeline
 
 log = logging.getLogger("smoe.train")
 FEWEST = 64
@@ -73,20 +79,34 @@ def read(
     slo_s: float | None = None,
     manifest: Path | None = None,
     burst: Burst | None = None,
+    pipelines: Iterable[CustomPipeline] = (),
 ) -> Logged:
     """The windows of the log in ``folder`` as the learnt policy would have seen them.
 
     ``policy_settings``: its settings (TOML), by default those of the log where it was the policy; ``slo_s``: λ, by
     default the log's; ``manifest``: as of :func:`rl.agent.windows.making_of_log`; ``burst``: standbys of every expert
-    in training. Raises TrainingError for fewer than ``FEWEST`` windows, and where the log is of another pipeline than
-    its manifest; LogError, SettingsError.
+    in training; ``pipelines``: custom ones that are trained on, by whose mean calls a log of one of them is read that
+    was another policy's. Raises TrainingError for fewer than ``FEWEST`` windows, and where the log is of another
+    pipeline than its manifest; LogError, SettingsError.
     """
     try:
-        making = as_learnt(making_of_log(folder, manifest), policy_settings, slo_s)
+        making = making_of_log(folder, manifest)
+        table = None if making.settings.policy == NAME else trained_with(pipelines, making.topology.pipeline)
+        making = as_learnt(making, policy_settings or table, slo_s)
     except NetworkError as error:
         raise TrainingError(str(error)) from error
     encoder = encoder_of(making)
     return Logged(making.topology.pipeline, windows_of(folder, encoder, burst), encoder, window_of(making.settings))
+
+
+def trained_with(pipelines: Iterable[CustomPipeline], name: str) -> dict[str, Any] | None:
+    """Settings by which the policy counts in the mean calls of the one of ``pipelines`` that is ``name``; None where
+    none is, or is there any more."""
+    for one in pipelines:
+        with suppress(ManifestError, ProfileError):
+            if one.pipeline == name:
+                return planned_by(one)
+    return None
 
 
 def windows_of(folder: Path, encoder: Encoder, burst: Burst | None = None) -> tuple[Experience, ...]:

@@ -92,7 +92,10 @@ class Run:
         ``limit``: of all that is done; None: there is none. Raises TrainingError, also where the limit is reached
         before the validation clips are chosen, and LogError."""
         self.settings, self.out, self.data, self.limit = settings, out, data, limit or Limit()
-        self.logged = None if log is None else online.read(log, manifest=manifest, burst=settings.standbys.burst)
+        self.logged = None
+        if log is not None:
+            burst = settings.standbys.burst
+            self.logged = online.read(log, manifest=manifest, burst=burst, pipelines=settings.pipelines)
         out.mkdir(parents=True, exist_ok=True)
         self.record = record(settings, data) | ({} if log is None else {"log_sha256": path_sha256(log)})
         self._claim()

@@ -20,7 +20,9 @@ LINES = {
     "lab evaluate": evaluate.NEXT_STEP,
     "lab compare": compare.next_step(OUT),
     "lab train": training.next_step(OUT),
-    "lab train of a custom pipeline": training.next_step(OUT, [CustomPipeline("mine", 300.0, cluster=True)]),
+    "lab train of a custom pipeline": training.next_step(
+        OUT, [CustomPipeline("mine", 300.0, "a.parquet", cluster=True)]
+    ),
     "lab profile of a decoder": profiling_decoder.next_step(OUT),
     "replay": replay_command.next_step("minilm", STATE),
     "autoscale": autoscaling.next_step("minilm", STATE),
@@ -76,8 +78,8 @@ def test_what_to_do_with_a_profile_goes_by_the_pipelines_task(
 
 
 def test_an_actor_of_a_custom_pipeline_is_served_with_the_calls_that_it_learnt_with() -> None:
-    line = training.next_step(OUT, [CustomPipeline("mine", 300.0, cpu_scale=0.5, mean_tokens=24.0)])
-    assert "'mean_tokens = 24', 'cpu_scale = 0.5' into settings/smoe.toml" in line
+    line = training.next_step(OUT, [CustomPipeline("mine", 300.0, "a.parquet", 0.5, mean_tokens=24.0)])
+    assert "'profile = \"a.parquet\"', 'cpu_scale = 0.5', 'mean_tokens = 24' into settings/smoe.toml" in line
     assert "mean_tokens" not in training.next_step(OUT)
 
 

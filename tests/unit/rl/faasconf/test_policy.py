@@ -155,6 +155,21 @@ def test_files_that_are_no_agents_are_refused_by_name(tmp_path: Path, monkeypatc
         load(path)
 
 
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("mean", torch.full((len(FEATURES),), torch.nan)),
+        ("mean", torch.zeros(3)),
+        ("spread", torch.zeros(len(FEATURES))),
+    ],
+    ids=["not-a-number", "of-other-features", "no-spread"],
+)
+def test_a_scale_that_is_none_is_refused(part: str, value: torch.Tensor, tmp_path: Path) -> None:
+    save(replace(agent(), **{part: value}), tmp_path / "a.safetensors", {})
+    with pytest.raises(SettingsError, match="not finite, or no scale"):
+        load(tmp_path / "a.safetensors")
+
+
 def test_the_controller_makes_it_from_a_settings_file(small: Workload, tmp_path: Path) -> None:
     save(agent(), tmp_path / "a.safetensors", {})
     (tmp_path / "p.toml").write_text(f'weights = "{tmp_path / "a.safetensors"}"')

@@ -24,16 +24,17 @@ from rl.agent.policy import LearntPolicy
 from rl.agent.settings import NetworkSettings
 from rl.episodes.episode import encoder_of
 from rl.experience import ticks
-from rl.features import NODE_FEATURES, PIPELINE_FEATURES, Encoder
+from rl.features import NODE_FEATURES, PIPELINE_FEATURES, Encoder, calls_of
 from rl.features.ranges import Ranges
 from rl.train import online
 from rl.train.errors import TrainingError
 from rl.train.rounds import Rounds
 from rl.train.run import BEST, Run
 from rl.train.settings import TrainingSettings, ValidationSettings
-from simulation.workloads.custom import GPU_STARTS
+from simulation.workloads.custom import GPU_STARTS, CustomPipeline
 from simulation.workloads.paper import paper_workload
 from smoe.cli import cli
+from tests.unit.autoscaler.manifests import write_pipeline
 from tests.unit.rl.train.conftest import WINDOWS
 from traces.provenance import path_sha256
 
@@ -119,6 +120,25 @@ def _mean_proposal(of: PipelineDDPG, folder: Path, encoder: Encoder) -> float:
         memory = policy.propose(observation, 0.0, memory).memory
         costs.append(sum(one.replicas * encoder.prices.unit_per_s(one) for one in desired.values()))
     return 3600 * sum(costs) / len(costs)
+
+
+@pytest.mark.usefixtures("topology")
+def test_a_log_of_a_pipeline_that_is_trained_on_is_read_in_its_mean_calls(
+    logged: tuple[Path, Encoder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The policy counts in calls of 64 tokens by default, a custom pipeline's requests have 24."""
+    write_pipeline(tmp_path / "mine", name="mine")
+    custom = CustomPipeline(str(tmp_path / "mine"), 300.0, "a.parquet", 0.5, mean_tokens=24.0)
+    table = {"profile": "a.parquet", "cpu_scale": 0.5, "other_machine": True, "mean_tokens": 24}
+    gone = replace(custom, folder=str(tmp_path / "gone"))
+    assert online.trained_with([gone, custom], "mine") == table
+    assert online.trained_with([gone, custom], "bert-4") is None
+    monkeypatch.setattr(online, "FEWEST", 3)
+    monkeypatch.setattr(online, "planned_by", lambda one: {"workload": "bert-4", "mean_tokens": round(one.mean_tokens)})
+    monkeypatch.setattr(CustomPipeline, "pipeline", "bert-4")
+    seconds = online.read(logged[0], pipelines=[custom]).encoder.calls.seconds
+    assert seconds == pytest.approx(calls_of(paper_workload("bert-4", mean_tokens=24)).seconds)
+    assert seconds != pytest.approx(online.read(logged[0]).encoder.calls.seconds)
 
 
 @pytest.mark.usefixtures("topology")
