@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -120,3 +121,4 @@ def answer_of(state: Path, name: str, body: bytes) -> requests.Response:
         reply = requests.post(url, data=body, headers=headers, timeout=400)
         if reply.status_code != 429:
             return reply
+        time.sleep(0.05)

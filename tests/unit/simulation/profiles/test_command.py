@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from gateway.backends.process.cgroup.limits import Cgroups
 from gateway.backends.process.cgroup.mounts import detect
-from moe.preset import PRESETS, preset_source, preset_tokenizer
+from moe.preset import byte_tokenizer
 from moe.split import split
 from simulation.profiles.measure.machine import this_machine
 from simulation.profiles.measure.measurement_plan import ProfileSettings
@@ -21,6 +21,7 @@ from simulation.profiles.model.storage import check_machine, load
 from smoe.cli import cli
 from smoe.commands import profiling
 from smoe.commands.profiling import require_limits
+from tests.unit.moe import tiny
 
 
 def test_the_help_says_what_it_measures() -> None:
@@ -82,10 +83,10 @@ def enforced() -> None:
 def test_a_tiny_pipeline_is_profiled_from_start_to_end(
     enforced: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    preset = PRESETS["bert-4"]
     folder = tmp_path / "pipelines" / "tiny"
-    source = preset_source(preset, None, 64, 0)
-    split(source, folder, "tiny", preset.experts, preset.top_k, tokenizer=preset_tokenizer(preset))
+    checkpoint = tiny.store(tiny.build("bert", vocab_size=300, max_position_embeddings=2048), tmp_path / "checkpoint")
+    byte_tokenizer(256).save(str(checkpoint / "tokenizer.json"))
+    split(checkpoint, folder, "tiny", 2, 2)
     out = tmp_path / "tiny.parquet"
     command = [sys.executable, "-m", "smoe", "profile", str(folder), "--quick", "--seconds", "0.05", "--out", str(out)]
     done = subprocess.run(
