@@ -10,7 +10,7 @@ from autoscaler.capacity import load_capacity
 from autoscaler.choice import Choice, chosen
 from autoscaler.contract import MetricsSource, Platform, Policy, Topology
 from autoscaler.decision.limits import LimitSettings
-from autoscaler.errors import PlatformError
+from autoscaler.errors import PlatformError, without_password
 from autoscaler.logger import FunctionLogger
 from autoscaler.loop import Controller
 from autoscaler.monitor.prometheus import PrometheusSource
@@ -166,5 +166,7 @@ def _source(settings: ControllerSettings, topology: Topology, auth: tuple[str, s
 
 
 def shown(settings: ControllerSettings) -> dict[str, object]:
-    """Settings as plain values, without the password."""
-    return {key: value for key, value in asdict(settings).items() if key != "password"}
+    """Settings as plain values, without passwords."""
+    values = {key: value for key, value in asdict(settings).items() if key != "password"}
+    urls = {key: without_password(values[key]) for key in ("gateway_url", "prometheus_url") if values[key]}
+    return values | urls

@@ -14,6 +14,8 @@ AutoscalerError
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit, urlunsplit
+
 
 class AutoscalerError(Exception):
     """Base."""
@@ -62,3 +64,9 @@ class AccessError(UnreachableError):
 def in_words(error: Exception) -> str:
     """Its kind, and what it states."""
     return ": ".join(filter(None, (type(error).__name__, str(error))))
+
+
+def without_password(url: str) -> str:
+    """An address as logs show it: without the user and password that may stand in it."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

@@ -17,7 +17,7 @@ from prometheus_api_client.exceptions import PrometheusApiClientException
 from urllib3.util.retry import Retry
 
 from autoscaler.contract import NAMESPACE, SLO_QUANTILE
-from autoscaler.errors import MetricsError
+from autoscaler.errors import MetricsError, without_password
 from autoscaler.monitor.answers import Rows, untimed
 from autoscaler.monitor.catalogue import METRICS
 from autoscaler.state.readings import SHAPES, Buckets, Job, Key, Readings, Series
@@ -222,9 +222,9 @@ class PrometheusSource:
         try:
             return read(self._client.custom_query(query, params={"time": time_s}))
         except _FAILURES as error:
-            raise MetricsError(
-                f"Prometheus at {self._url} did not answer {query[:80]!r} ({type(error).__name__}: {str(error)[:160]})"
-            ) from error
+            why = f"{type(error).__name__}: {str(error)[:160]}"
+            asked = f"Prometheus at {without_password(self._url)} did not answer {query[:80]!r}"
+            raise MetricsError(f"{asked} ({why})") from error
 
 
 _FAILURES = (

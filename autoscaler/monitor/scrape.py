@@ -9,7 +9,7 @@ import requests
 from prometheus_client.parser import text_string_to_metric_families
 
 from autoscaler.contract import NAMESPACE
-from autoscaler.errors import MetricsError
+from autoscaler.errors import MetricsError, without_password
 from autoscaler.monitor.catalogue import METRICS, SAMPLES
 from autoscaler.monitor.growth import JOBS, Samples, TargetHistory, readings_of
 from autoscaler.state.readings import LARGEST, Readings
@@ -48,6 +48,7 @@ class ScrapeSource:
         namespace: str = NAMESPACE,
     ) -> None:
         self._url = gateway_url.rstrip("/") + "/system/targets"
+        self._shown = without_password(self._url)
         self._auth = auth
         self._timeout_s = timeout_s
         self._stale_s = stale_s
@@ -120,7 +121,7 @@ class ScrapeSource:
             try:
                 reply = self._session.get(self._url, auth=self._auth, timeout=self._timeout_s)
                 if reply.status_code in (401, 403):
-                    raise MetricsError(f"the list of scrape targets at {self._url} was refused: wrong password")
+                    raise MetricsError(f"the list of scrape targets at {self._shown} was refused: wrong password")
                 reply.raise_for_status()
                 entries = [(entry["targets"], entry.get("labels", {})) for entry in reply.json()]
                 return {
@@ -133,7 +134,7 @@ class ScrapeSource:
                 why = type(error).__name__
             except (requests.RequestException, ValueError, KeyError, TypeError, AttributeError) as error:
                 why = f"{type(error).__name__}: {str(error)[:160]}"
-        raise MetricsError(f"the list of scrape targets at {self._url} could not be read ({why})")
+        raise MetricsError(f"the list of scrape targets at {self._shown} could not be read ({why})")
 
     def _is_here(self, labels: Mapping[str, str]) -> bool:
         """Whether a target is a gateway, or an ingress of this namespace: pipelines of others may have its name."""

@@ -18,7 +18,7 @@ from requests.adapters import HTTPAdapter
 from urllib3.util.retry import Retry
 
 from autoscaler.contract import NAMESPACE, Configuration
-from autoscaler.errors import AccessError, FunctionGoneError, PlatformError, UnreachableError
+from autoscaler.errors import AccessError, FunctionGoneError, PlatformError, UnreachableError, without_password
 from autoscaler.platforms.no_standbys import refuse_standbys
 from autoscaler.platforms.quantities import (
     annotations_with,
@@ -69,6 +69,7 @@ class OpenFaasPlatform:
         namespace: str = NAMESPACE,
     ) -> None:
         self._url = url.rstrip("/")
+        self._shown = without_password(self._url)
         self._pipeline = pipeline
         self._auth = auth
         self._timeout_s = timeout_s
@@ -129,8 +130,8 @@ class OpenFaasPlatform:
         status = self._json("GET", f"/system/function/{function}{self._query}", dict)
         if not status.get("envVars"):
             raise PlatformError(
-                f"function {function}: the gateway at {self._url} does not report its environment variables; an update "
-                f"of limits or concurrency would lose them; only replicas can be changed there"
+                f"function {function}: the gateway at {self._shown} does not report its environment variables; an "
+                f"update of limits or concurrency would lose them; only replicas can be changed there"
             )
         self._call("PUT", "/system/functions", deployment_of(function, status, target))
 
@@ -139,9 +140,9 @@ class OpenFaasPlatform:
         try:
             document = reply.json()
         except ValueError as error:
-            raise PlatformError(f"{method} {path} at {self._url} was not answered with JSON") from error
+            raise PlatformError(f"{method} {path} at {self._shown} was not answered with JSON") from error
         if not isinstance(document, kind):
-            raise PlatformError(f"{method} {path} at {self._url} was answered with a {type(document).__name__}")
+            raise PlatformError(f"{method} {path} at {self._shown} was answered with a {type(document).__name__}")
         return document
 
     def _call(self, method: str, path: str, body: object = None) -> requests.Response:
@@ -151,15 +152,15 @@ class OpenFaasPlatform:
                 break
             self._wait(_WAITS_S[-left])
         if reply.status_code in (401, 403):
-            raise AccessError(f"{method} {path} at {self._url} was refused: wrong user or password")
+            raise AccessError(f"{method} {path} at {self._shown} was refused: wrong user or password")
         if reply.status_code == 404:
-            raise FunctionGoneError(f"{method} {path}: not deployed at {self._url}")
+            raise FunctionGoneError(f"{method} {path}: not deployed at {self._shown}")
         if reply.status_code >= 300:
             raise PlatformError(f"{method} {path} was answered {reply.status_code}: {reply.text.strip()[:200]}")
         return reply
 
     def _once(self, method: str, path: str, body: object) -> requests.Response:
-        what = f"{method} {path} at {self._url}"
+        what = f"{method} {path} at {self._shown}"
         left_s = self._retry_after.left_s()
         if left_s > WAITED_S:
             raise UnreachableError(f"{what} was not sent: the gateway is overloaded and asks for {left_s:.0f} s more")

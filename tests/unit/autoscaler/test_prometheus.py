@@ -11,16 +11,21 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import requests
 
+from autoscaler.build import shown
 from autoscaler.contract import NodeObservation, Observation
+from autoscaler.errors import UnreachableError
 from autoscaler.monitor.growth import TargetHistory, readings_of
 from autoscaler.monitor.prometheus import PrometheusSource, promql, promql_measured
 from autoscaler.monitor.scrape import ScrapeSource, parse_exposition
 from autoscaler.monitor.source import Monitor
+from autoscaler.platforms.openfaas import OpenFaasPlatform
+from autoscaler.settings import ControllerSettings
 from autoscaler.state.features import observe
 from autoscaler.state.readings import SHAPES, Series
 from tests.unit.autoscaler import exporter
@@ -29,6 +34,20 @@ from tests.unit.autoscaler.servers import Reply, serve
 
 WINDOW_S, EVERY_S = 30, 5
 HERE = r'pipeline="m",function_name=~"|.+[.](openfaas\\-fn)"'
+
+
+def test_a_password_in_the_server_s_address_is_in_no_log(tmp_path: Path) -> None:
+    """An address is the one place where a Prometheus behind a password takes it from."""
+    address = "http://reader:s3cret@127.0.0.1:1"
+    (problem,) = PrometheusSource(address, "m").read(NOW_S, WINDOW_S).problems
+    assert "Prometheus at http://127.0.0.1:1 did not answer" in problem and "s3cret" not in problem
+    with pytest.raises(UnreachableError, match=r"at http://127\.0\.0\.1:1 failed"):
+        OpenFaasPlatform("http://admin:s3cret@127.0.0.1:1", "m", None).configurations()
+    problems = ScrapeSource("http://admin:s3cret@127.0.0.1:1", None).read(NOW_S, WINDOW_S).problems
+    assert "at http://127.0.0.1:1/system/targets" in str(problems) and "s3cret" not in str(problems)
+    settings = ControllerSettings("http://admin:s3cret@g:8080", tmp_path, prometheus_url=address)
+    assert "s3cret" not in str(shown(settings)) and shown(settings)["prometheus_url"] == "http://127.0.0.1:1"
+    assert shown(replace(settings, prometheus_url=None))["prometheus_url"] is None
 
 
 @pytest.mark.parametrize(
