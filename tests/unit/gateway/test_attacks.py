@@ -1,4 +1,4 @@
-"""``python -m benchmarks.attacks``: its short form, and that it reports a door that is open."""
+"""``python -m tests.attacks``: its short form, and that it reports a door that is open."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import cast
 
 import pytest
 
-from benchmarks.attacks import doors
-from benchmarks.attacks.__main__ import attack
-from benchmarks.attacks.containers import calls_after_sigterm_behind_a_watchdog
-from benchmarks.attacks.idle import is_open
-from benchmarks.attacks.target import running_target
 from benchmarks.harness.running import RunningPipeline
+from tests.attacks import doors
+from tests.attacks.__main__ import attack
+from tests.attacks.containers import calls_after_sigterm_behind_a_watchdog
+from tests.attacks.idle import is_open
+from tests.attacks.target import running_target
 
 pytestmark = pytest.mark.slow
 

@@ -6,9 +6,9 @@ import socket
 import time
 from contextlib import ExitStack, suppress
 
-from benchmarks.attacks.target import ASYNC_QUEUE, Target
 from gateway.memory import held_bytes_of, memory_bytes
 from gateway.settings import GatewaySettings
+from tests.attacks.target import ASYNC_QUEUE, Target
 
 PATIENCE_S = 30.0
 """What others may wait meanwhile; the machine may be busy."""

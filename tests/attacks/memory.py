@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack, suppress
 
-from benchmarks.attacks.target import Target, running_target
+from tests.attacks.target import Target, running_target
 
 MIB = 1 << 20
 BODY_BYTES = MIB

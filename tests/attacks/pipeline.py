@@ -15,10 +15,10 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.attacks.target import ask
 from benchmarks.harness.running import RunningPipeline
 from moe.manifest_proof import sha256_of
 from moe.names import MANIFEST_FILE
+from tests.attacks.target import ask
 
 PATIENCE_S = 30.0
 """What an answer may take on a busy machine; where a door is open, it takes a minute or does not come."""
@@ -54,7 +54,7 @@ def idle_connections_next_to_calls(pipeline: RunningPipeline, thorough: bool) ->
     before = most = gateway.memory_info().rss
     statuses: Counter[int] = Counter()
     slowest_s = 0.0
-    command = [sys.executable, "-m", "benchmarks.attacks.idle", _address(pipeline), "--count", str(count)]
+    command = [sys.executable, "-m", "tests.attacks.idle", _address(pipeline), "--count", str(count)]
     with subprocess.Popen([*command, "--seconds", str(seconds)], stdout=subprocess.PIPE) as client:
         while client.poll() is None:
             status, _, taken_s = _called(pipeline)

@@ -9,10 +9,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from benchmarks.attacks.target import IMAGE, Target
 from gateway.backends.process import users
 from gateway.client.errors import GatewayClientError
 from platform_words.labels import PIPELINE_LABEL
+from tests.attacks.target import IMAGE, Target
 
 NOBODY = 65534
 Outcome = tuple[bool, str]

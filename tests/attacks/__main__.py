@@ -1,4 +1,4 @@
-"""Whether the gateway's doors hold: ``python -m benchmarks.attacks``.
+"""Whether the gateway's doors hold: ``python -m tests.attacks``.
 
 Starts a gateway with commands on loopback and attacks it: the control API without a password, pages of other sites,
 commands that read what is not theirs, workers called past the gateway, bodies, connections, heads, callbacks and queues
@@ -18,14 +18,14 @@ from pathlib import Path
 
 import click
 
-from benchmarks.attacks import denial, doors, pipeline
-from benchmarks.attacks.containers import calls_after_sigterm_behind_a_watchdog
-from benchmarks.attacks.memory import memory_filled_to_its_bounds
-from benchmarks.attacks.target import running_target
 from benchmarks.harness.options import benchmark
 from benchmarks.harness.report import print_result, print_table, progress
 from benchmarks.harness.running import local_gateway, running_pipeline
 from smoe.deployment import DeploymentSettings
+from tests.attacks import denial, doors, pipeline
+from tests.attacks.containers import calls_after_sigterm_behind_a_watchdog
+from tests.attacks.memory import memory_filled_to_its_bounds
+from tests.attacks.target import running_target
 
 FILES = 16384
 """Descriptors of the attacker and the gateway, for as many connections."""

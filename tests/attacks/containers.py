@@ -13,12 +13,12 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-from benchmarks.attacks.pipeline import answer
 from benchmarks.harness.running import RunningPipeline
 from gateway.backends.process import kernel
 from moe.manifest import load
 from smoe.deployment import DeploymentSettings, function_deployments
 from smoe.lifecycle import stop_process
+from tests.attacks.pipeline import answer
 
 START_S = 120.0
 
