@@ -23,11 +23,11 @@ import numpy as np
 from autoscaler.contract import Configuration
 from benchmarks.harness.options import benchmark
 from benchmarks.harness.report import print_figures, print_result
-from benchmarks.simulator.oracle import PipelineModel
 from simulation.engine.requests import Requests, draw_requests
 from simulation.engine.simulation import Simulation
 from simulation.workloads.paper import paper_workload
 from simulation.workloads.workload import Workload
+from tests.unit.simulation.engine.oracle import PipelineModel
 
 START = Configuration(memory_mb=512, cpu_cores=0.0, gpu_share=0.1, replicas=2, concurrency=4)
 RATE_PER_S, BURST = 500.0, 16.0

@@ -1,4 +1,4 @@
-"""The shared machine once more, on the event-driven model of :mod:`benchmarks.simulator.oracle`: slow and plain.
+"""The shared machine once more, on the event-driven model of :mod:`tests.unit.simulation.engine.oracle`: slow, plain.
 
 Whenever something changes, everything on the machine is brought up to date and the cores are dealt out anew.
 """
@@ -15,13 +15,13 @@ import numpy as np
 import simpy
 
 from autoscaler.contract import Configuration, NodeInfo
-from benchmarks.simulator.oracle import Call, Node, PipelineModel, Replica
 from simulation.engine.bursts import DEFAULT_BURSTS, BurstSettings
 from simulation.engine.draws import PASS, SERVICE, draw, draw_bits, stream_key
 from simulation.engine.fleet import MOST_CORES
 from simulation.engine.requests import Requests
 from simulation.engine.tables import atoms_of
 from simulation.workloads.workload import Workload
+from tests.unit.simulation.engine.oracle import Call, Node, PipelineModel, Replica
 
 
 @dataclass

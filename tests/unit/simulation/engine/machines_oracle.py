@@ -1,4 +1,4 @@
-"""The event-driven model of :mod:`benchmarks.simulator.oracle` with replicas on machines.
+"""The event-driven model of :mod:`tests.unit.simulation.engine.oracle` with replicas on machines.
 
 What aebs and random choose is handed in, as it depends on where windows are cut; that a call goes there, what it costs
 and what happens where no slot is free is written here once more.
@@ -13,10 +13,10 @@ import numpy as np
 import simpy
 
 from autoscaler.contract import Configuration, NodeInfo
-from benchmarks.simulator.oracle import Call, Node, PipelineModel, Replica
 from simulation.engine.machines import Machines
 from simulation.engine.requests import Requests
 from simulation.workloads.workload import Workload
+from tests.unit.simulation.engine.oracle import Call, Node, PipelineModel, Replica
 
 
 class MachineNode(Node):

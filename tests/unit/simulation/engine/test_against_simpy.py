@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from autoscaler.contract import Configuration
-from benchmarks.simulator.oracle import PipelineModel
 from simulation.engine.requests import draw_requests
 from simulation.engine.simulation import Simulation
 from simulation.latency.contract import Noise
 from tests.parameters import some_fast
 from tests.unit.simulation.engine.builders import Arithmetic, Order, configuration, initial, simulate, workload
+from tests.unit.simulation.engine.oracle import PipelineModel
 
 SPAN_S, WINDOW_S = 12.0, 1.5
 

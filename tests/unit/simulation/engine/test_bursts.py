@@ -11,7 +11,6 @@ from autoscaler.contract import Policy
 from autoscaler.decision.limits import LimitSettings
 from autoscaler.policy.bursting import BurstingPolicy
 from autoscaler.policy.hpa import HpaPolicy, HpaSettings
-from benchmarks.simulator.oracle import PipelineModel
 from functions.dispatch.activation import Burst
 from simulation.engine.bursts import BurstSettings
 from simulation.engine.controlled import simulate_policy
@@ -36,6 +35,7 @@ from tests.unit.simulation.engine.builders import (
     with_standbys,
     workload,
 )
+from tests.unit.simulation.engine.oracle import PipelineModel
 
 
 @pytest.mark.parametrize("seed", some_fast(range(16)))

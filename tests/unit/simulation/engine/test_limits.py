@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.contract import Configuration
-from benchmarks.simulator.oracle import PipelineModel
 from simulation.engine import kernel
 from simulation.engine.requests import draw_requests
 from simulation.engine.simulation import Simulation
@@ -29,6 +28,7 @@ from tests.unit.simulation.engine.builders import (
     simulate,
     workload,
 )
+from tests.unit.simulation.engine.oracle import PipelineModel
 
 
 def lone_expert(
