@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -202,34 +202,19 @@ def compare_all(records: Sequence[Record], profile_path: Path | None) -> list[di
     return rows
 
 
-def print_cells(rows: Sequence[dict[str, Any]]) -> None:
-    """For people."""
-    columns = ("cell", "P50 ms", "sim", "P95 ms", "sim", "cost/h", "sim", "pace", "others", "profiled", "failed")
+def print_compared(title: str, what: str, rows: Iterable[tuple[str, dict[str, Any]]], cost_digits: int) -> None:
+    """For people. ``rows``: what each is of, and its figures."""
+    columns = (what, "P50 ms", "sim", "P95 ms", "sim", "cost/h", "sim", "pace", "others", "profiled", "failed")
     lines = []
-    for row in rows:
+    for of, row in rows:
         figures = []
-        for name, digits in zip(METRICS, (0, 0, 3), strict=True):
+        for name, digits in zip(METRICS, (0, 0, cost_digits), strict=True):
             runs = " ".join(f"{value:.{digits}f}" for value in row[name]["measured"])
             figures += [runs, f"{row[name]['simulated']:.{digits}f}"]
-        cell = Cell(**row["cell"])
         state = (" ".join(in_words(one, 2) for one in row[name]) for name in ("pace", "others_cores"))
         profiled = "–" if row["measured_part"] is None else f"{row['measured_part']:.0%}"
-        lines.append((cell.name, *figures, *state, profiled, row["failed"]))
-    print_table("the running pipeline and its simulation", columns, lines)
-
-
-def print_policies(compared: dict[str, Any]) -> None:
-    """For people."""
-    heads = ("policy", "P50 ms", "sim", "P95 ms", "sim", "cost/h", "sim", "pace", "others", "profiled", "failed")
-    lines = []
-    for row in compared["policies"]:
-        figures = []
-        for name, digits in zip(METRICS, (0, 0, 2), strict=True):
-            runs = " ".join(f"{value:.{digits}f}" for value in row[name]["measured"])
-            figures += [runs, f"{row[name]['simulated']:.{digits}f}"]
-        state = (" ".join(f"{one:.2f}" for one in row[name]) for name in ("pace", "others_cores"))
-        lines.append((row["policy"], *figures, *state, f"{row['measured_part']:.0%}", row["failed"]))
-    print_table(f"policies in the loop; λ {compared['slo_ms']:.0f} ms", heads, lines)
+        lines.append((of, *figures, *state, profiled, row["failed"]))
+    print_table(title, columns, lines)
 
 
 @benchmark
@@ -263,10 +248,12 @@ def main(
             records = run_policies(SETTINGS[named], policies, repeats, show, looped, profile)
         rows_of_policies = simulate_all(SETTINGS[named], records, profile)
         in_loop = compare_policies(rows_of_policies, 1000 * SETTINGS[named].slo_s)
-        print_policies(in_loop)
+        title = f"policies in the loop; λ {in_loop['slo_ms']:.0f} ms"
+        print_compared(title, "policy", ((row["policy"], row) for row in in_loop["policies"]), 2)
     result: dict[str, Any] = {**in_loop, "cores": os.cpu_count(), "cells": rows}
     if rows:
-        print_cells(rows)
+        named_rows = ((Cell(**row["cell"]).name, row) for row in rows)
+        print_compared("the running pipeline and its simulation", "cell", named_rows, 3)
         names = [f"{name}_{kind}" for kind in ("err", "repeat") for name in METRICS.values()]
         result |= {name: max(row[name] for row in rows) for name in names}
     result["failed"] = sum(row["failed"] for row in (*rows, *in_loop.get("policies", ())))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,16 +75,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one side of a cell came to. ``nodes``: mean milliseconds of a call by node."""
+    """What one side of a cell came to."""
 
     p50_ms: float
     p95_ms: float
     provisioned: float
     """Currency per hour."""
-    busy: float | None
     answered: int
     failed: int
-    nodes: Mapping[str, float]
     measured_part: float | None = None
     """In a simulation: the part of its calls whose tokens and resource lie where the profile measured them."""
 
@@ -104,8 +102,6 @@ class Record:
     """Latencies of the requests that were answered, in order of ``sent_s``."""
     host_cores: float
     """Cores in use on the whole machine meanwhile, on average."""
-    ingress_cpu_ms: float | None
-    """CPU of the ingress per request."""
     front_s: float
     """Seconds of a request that the ingress does not see."""
     others_cores: float | None = None
@@ -273,7 +269,6 @@ def measure(bench: Bench, cell: Cell, texts: Sequence[str], counts: np.ndarray, 
         outcome(np.array(answered), counted, len(records) - len(answered)),
         answered,
         cores,
-        _ingress_cpu_ms(counted),
         singles.front_s,
         others_cores,
         singles,
@@ -294,41 +289,15 @@ def settle(client: GatewayClient, platform: OpenFaasPlatform, wanted: Mapping[st
 def outcome(latencies_s: np.ndarray, reports: Sequence[TickReport], failed: int) -> Outcome:
     """What one side came to, measured or simulated; ``latencies_s`` [requests] float64."""
     p50, p95 = 1000 * np.quantile(latencies_s, (0.5, 0.95))
-    busy = [report.cost.busy for report in reports if report.cost.busy is not None]
     provisioned = [report.cost.provisioned for report in reports if report.cost.provisioned is not None]
     seconds = sum(report.observation.window_s for report in reports if report.cost.provisioned is not None)
     return Outcome(
         float(p50),
         float(p95),
         float(sum(provisioned) / seconds * 3600),
-        float(sum(busy) / seconds * 3600) if len(busy) == len(provisioned) else None,
         int(latencies_s.size),
         failed,
-        _node_means_ms([report.observation for report in reports]),
     )
-
-
-def _node_means_ms(observations: Sequence[Observation]) -> dict[str, float]:
-    """Mean over all windows, by node; nodes without calls are left out."""
-    calls: dict[str, float] = {}
-    seconds: dict[str, float] = {}
-    for observation in observations:
-        for node in observation.nodes:
-            if node.kind != "ingress" and node.requests_per_s and node.latency_mean_s is not None:
-                count = node.requests_per_s * observation.window_s
-                calls[node.node] = calls.get(node.node, 0.0) + count
-                seconds[node.node] = seconds.get(node.node, 0.0) + count * node.latency_mean_s
-    return {node: 1000 * seconds[node] / calls[node] for node in calls}
-
-
-def _ingress_cpu_ms(reports: Sequence[TickReport]) -> float | None:
-    requests = sum(report.observation.requests or 0 for report in reports)
-    seconds = 0.0
-    for report in reports:
-        for node in report.observation.nodes:
-            if node.kind == "ingress" and node.cpu_utilisation is not None and node.configuration is not None:
-                seconds += node.cpu_utilisation * node.configuration.cpu_cores * report.observation.window_s
-    return 1000 * seconds / requests if requests else None
 
 
 def save(records: Sequence[Record], path: Path) -> None:
@@ -342,9 +311,14 @@ def load_records(path: Path) -> list[Record]:
     for line in path.read_text().splitlines():
         document = json.loads(line)
         document["cell"] = Cell(**document["cell"])
-        document["measured"] = Outcome(**document["measured"])
+        document["measured"] = Outcome(**_known(Outcome, document["measured"]))
         for name in ("singles", "after"):
             if document.get(name) is not None:
                 document[name] = Singles(**document[name])
-        records.append(Record(**document))
+        records.append(Record(**_known(Record, document)))
     return records
+
+
+def _known(kind: type[Outcome | Record], document: dict[str, Any]) -> dict[str, Any]:
+    """What older records hold and nothing reads any more is left out."""
+    return {field.name: document[field.name] for field in fields(kind) if field.name in document}
