@@ -16,9 +16,10 @@ from evaluation.comparison.arrivals import MADE_CV
 from evaluation.comparison.errors import EvaluationError
 from evaluation.comparison.quickest import quickest_p95_s
 from rl.episodes.sizes import resized
-from simulation.arrays import Bools, Floats
+from simulation.arrays import Floats
 from simulation.engine.requests import Requests, draw_requests
-from simulation.latency.contract import LatencyModel, NodeCost, Noise
+from simulation.latency.contract import NodeCost
+from simulation.latency.roofline import Roofline
 from simulation.workloads.paper import paper_workload
 from simulation.workloads.routing import zipf_routing
 from simulation.workloads.workload import TokenLengths, Workload
@@ -129,34 +130,19 @@ def draw(seed: int, attempt: int = 0) -> World:
 
 
 @dataclass(frozen=True, eq=False)
-class OffProfile:
-    """``model`` with an expert's calls ``factor`` times as long, which a policy that plans with ``model`` does not
-    know."""
+class OffProfile(Roofline):
+    """The modelled cluster with an expert's calls ``factor`` times as long, which a policy that plans with the model as
+    it is does not know."""
 
-    model: LatencyModel
-    factor: float
+    factor: float = 1.0
 
     @property
     def name(self) -> str:
-        return f"{self.model.name}, experts' calls {self.factor:g} times as long"
+        return f"{super().name}, experts' calls {self.factor:g} times as long"
 
     def seconds(self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Floats:
         factor = self.factor if node.kind == "expert" else 1.0
-        return factor * self.model.seconds(node, tokens, cpu_cores, gpu_share)
-
-    def speedup(
-        self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike, calls: ArrayLike
-    ) -> Floats:
-        return self.model.speedup(node, tokens, cpu_cores, gpu_share, calls)
-
-    def utilisation(self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Floats:
-        return self.model.utilisation(node, tokens, cpu_cores, gpu_share)
-
-    def noise(self, node: NodeCost, gpu: bool) -> Noise:
-        return self.model.noise(node, gpu)
-
-    def measured(self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Bools:
-        return self.model.measured(node, tokens, cpu_cores, gpu_share)
+        return factor * super().seconds(node, tokens, cpu_cores, gpu_share)
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,7 +174,7 @@ def _prepared(world: World, seconds: float) -> Prepared:
     planned = _workload(world)
     arrival_s = _arrivals(world, seconds)
     requests = draw_requests(planned, arrival_s, seed=world.seed)
-    workload = replace(planned, latency=OffProfile(planned.latency, world.calls))
+    workload = replace(planned, latency=OffProfile(factor=world.calls))
     slo_s = world.slo * quickest_p95_s(workload, requests, world.seed)
     planned = replace(planned, slo_s=slo_s)
     planned = replace(planned, segment_configuration=sized_segments(planned, busiest_rps(arrival_s)))

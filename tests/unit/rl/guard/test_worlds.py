@@ -59,7 +59,7 @@ def test_a_prepared_world_fits_its_cluster_and_is_planned_with_the_profiles_call
 
 def test_what_a_call_shares_and_scatters_stays_the_profiles() -> None:
     model, cost = Roofline(), paper_workload("bert-4").costs["expert-0-0"]
-    slow = OffProfile(model, 2.5)
+    slow = OffProfile(factor=2.5)
     assert slow.speedup(cost, 16, 1.0, 0.0, 4) == model.speedup(cost, 16, 1.0, 0.0, 4)
     assert slow.utilisation(cost, 16, 1.0, 0.0) == model.utilisation(cost, 16, 1.0, 0.0)
     assert slow.noise(cost, False).cv == model.noise(cost, False).cv

@@ -29,7 +29,7 @@ START = Configuration(512, 4.0, 0.0, 2, 1)
 @cache
 def observed(times: float = 1.0, rate: float = 5.0, top_k: int = 2) -> Observation:
     """Ten seconds of a machine on which experts' calls take ``times`` times as long."""
-    slowed = replace(WORKLOAD, latency=OffProfile(WORKLOAD.latency, times), top_k=top_k)
+    slowed = replace(WORKLOAD, latency=OffProfile(factor=times), top_k=top_k)
     requests = draw_requests(slowed, np.arange(0.0, 10.0, 1 / rate), seed=0)
     simulation = Simulation(slowed, requests, slowed.initial(START), seed=0)
     metrics = SimulatedMetrics(simulation)
