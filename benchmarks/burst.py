@@ -36,7 +36,7 @@ from autoscaler.monitor.scrape import ScrapeSource
 from autoscaler.monitor.source import Monitor
 from autoscaler.platforms.openfaas import OpenFaasPlatform
 from autoscaler.policy.work import Work, stating
-from autoscaler.prices import function_cost, load_prices
+from autoscaler.prices import function_cost, load_prices, summed
 from autoscaler.state.features import complete
 from autoscaler.topology import load_topology
 from benchmarks.harness.options import benchmark, data_option, seed_option
@@ -175,8 +175,9 @@ def measured(
     start_s = sent_s - now_s + time.monotonic()
     observation = complete(monitor.observe(now_s, now_s - begun_s), platform.configurations())
     nodes = [node for node in observation.nodes if node.kind == "expert"]
-    costs = [function_cost([node], observation.window_s, prices) for node in nodes]
-    hours = observation.window_s / 3600
+    cost = summed([function_cost([node], observation.window_s, prices) for node in nodes])
+    amounts, hours = (cost.provisioned, cost.busy, cost.standbys), observation.window_s / 3600
+    provisioned, busy, standbys = (None if amount is None else amount / hours for amount in amounts)
     standby_s = sum(node.configuration.standbys * observation.window_s for node in nodes if node.configuration)
     answered = [record for record in result.records if record.outcome == "ok" and record.latency_s is not None]
     arrival_s = np.array([record.scheduled_s for record in answered])
@@ -189,20 +190,14 @@ def measured(
         between_ms,
         burst_ms / between_ms,
         p50_ms,
-        per_hour([cost.provisioned for cost in costs], hours),
-        per_hour([cost.busy for cost in costs], hours),
-        per_hour([cost.standbys for cost in costs], hours),
+        provisioned,
+        busy,
+        standbys,
         sum(node.activated_s or 0.0 for node in nodes) / standby_s if standby_s else 0.0,
         len(answered),
         len(result.records) - len(answered),
     )
     return side, Work().after(observation).token_s, start_s
-
-
-def per_hour(costs: list[float | None], hours: float) -> float | None:
-    """The sum of all, None where one is not priced."""
-    priced = [cost for cost in costs if cost is not None]
-    return sum(priced) / hours if len(priced) == len(costs) else None
 
 
 def activations(running: RunningPipeline) -> list[dict[str, Any]]:

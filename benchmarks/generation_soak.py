@@ -16,10 +16,8 @@ import asyncio
 import http.client
 import json
 import random
-import re
 import threading
 import time
-import urllib.request
 from collections import Counter
 from contextlib import closing
 from itertools import islice
@@ -34,7 +32,7 @@ from benchmarks.harness.local_pipeline import LocalPipeline
 from benchmarks.harness.options import AT_LEAST_1, benchmark, seed_option
 from benchmarks.harness.report import print_result, print_table
 from benchmarks.harness.run_folder import run_folder
-from benchmarks.harness.streams import pieces
+from benchmarks.harness.streams import pieces, samples_of
 from moe.reference import WholeModel
 
 SMALL: dict[str, Any] = {
@@ -111,11 +109,9 @@ async def flood(address: str, streams: int) -> Counter[str]:
     return statuses
 
 
-def used(url: str) -> float:
+def used(address: str) -> float:
     """Part of the pages in use."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=100) as reply:
-        usage = re.search(r"vllm:kv_cache_usage_perc\{[^}]*\} (\S+)", reply.read().decode())
-    return float(usage[1]) if usage else 1.0
+    return next((sample.value for sample in samples_of(address, ("vllm:kv_cache_usage_perc",))), 1.0)
 
 
 def expected(folder: Path, count: int, longest: int, tokens: int, seed: int) -> list[tuple[list[int], str]]:
@@ -153,7 +149,7 @@ def soak(folder: Path, minutes: float, clients: int, streams: int, seed: int) ->
         for thread in threads:
             thread.join()
         ended_s = time.monotonic()
-        while (left := used(served.url)) > 0 and time.monotonic() < ended_s + 60:
+        while (left := used(served.ingress.address)) > 0 and time.monotonic() < ended_s + 60:
             time.sleep(0.1)
     settled = next(rss for at_s, rss in samples if at_s >= minutes * 60 / 5 or at_s == samples[-1][0])
     return {

@@ -35,7 +35,7 @@ from benchmarks.harness import answers
 from benchmarks.harness.local_pipeline import LocalPipeline
 from benchmarks.harness.options import AT_LEAST_1, benchmark, seed_option
 from benchmarks.harness.report import print_figures, print_result, progress
-from functions.dispatch.client import ConnectionPool
+from functions.dispatch.client import ConnectionPool, request_head
 from functions.serving.server import FunctionServer, ServerSettings
 from functions.wire.messages import Reply, Request
 from moe.reference import WholeModel
@@ -72,13 +72,6 @@ def whole_answer(model: WholeModel, body: bytes) -> bytes:
     texts = [inputs] if isinstance(inputs, str) else inputs
     embeddings = model.embed(texts).numpy()
     return orjson.dumps({"model": model.manifest.name, "embeddings": embeddings}, option=orjson.OPT_SERIALIZE_NUMPY)
-
-
-def request(body: bytes, host: str) -> bytes:
-    """Head of a POST of ``body``."""
-    return (
-        f"POST / HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    ).encode()
 
 
 class Echo:
@@ -146,7 +139,8 @@ def whole_rps(model: WholeModel, bodies: Sequence[bytes], seconds: float) -> flo
 
 
 async def _post(pool: ConnectionPool, body: bytes) -> bytes:
-    reply = await pool.call(request(body, pool.address), [body], 60.0)
+    head = request_head("/", pool.address, "application/json", len(body), [])
+    reply = await pool.call(head, [body], 60.0)
     if reply.status != 200:
         raise RuntimeError(f"{pool.address} answered {reply.status}: {bytes(reply.body[:300])!r}")
     return bytes(reply.body)

@@ -12,7 +12,6 @@ and a README, which the notebooks read. The last line is one JSON object: ``cell
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -31,7 +30,7 @@ from benchmarks.harness.options import (
     rate_option,
     workloads_option,
 )
-from benchmarks.harness.report import print_result, print_table, write_csv
+from benchmarks.harness.report import command, print_result, print_table, write_csv
 from evaluation.comparison.episode import BOUND, prepare, run_bound
 from evaluation.comparison.grid import Grid
 from evaluation.comparison.run import evaluate
@@ -109,7 +108,7 @@ def publish(to: Path, actors: Sequence[Trained], summaries: Sequence[Summary], g
     named = ", ".join(f"{one.variant} seed {one.seed} ({one.minutes:g} min)" for one in actors)
     lines = [
         "# Variants of the ablation (simulated)",
-        f"Command: `python -m benchmarks.variants {' '.join(sys.argv[1:])}`. "
+        f"Command: `{command()}`. "
         f"{len(actors)} actors: {named}. "
         f"Test hours: seeds {', '.join(map(str, grid.seeds))}, {grid.seconds:g} s at {grid.mean_rps:g} requests/s, the "
         f"first {grid.warm_up_windows} windows not counted. Costs are the experts'.",

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import statistics
 import subprocess
@@ -38,7 +37,6 @@ from typing import Any
 import click
 import numpy as np
 import psutil
-import requests
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from benchmarks.arrow.aiperf_records import Row, good_for_aiperf, good_from_sending, good_numbers, records_of
@@ -48,7 +46,7 @@ from benchmarks.harness.options import AT_LEAST_1, benchmark, data_option, liste
 from benchmarks.harness.report import print_result, print_table, progress
 from benchmarks.harness.run_folder import run_folder
 from benchmarks.harness.running import RunningPipeline, local_gateway, running_pipeline
-from benchmarks.harness.streams import first_requests
+from benchmarks.harness.streams import first_requests, samples_of
 from functions.serving import generation_metric_names as names
 from functions.serving.metric_names import BUCKETS_S
 from smoe.deployment import DeploymentSettings
@@ -111,7 +109,7 @@ class Bench:
     def __init__(self, served: RunningPipeline, folder: Path, program: str, processors: list[int]) -> None:
         self.served, self.folder, self._program, self._processors = served, folder, program, processors
         (replica,) = served.client.replicas()[served.functions[0]]
-        self._ingress = f"http://{replica['address']}/metrics"
+        self._ingress = str(replica["address"])
         self._turns = 0
 
     def turn(self, client: str, rows: Sequence[Row], targets: TokenTargets | None) -> Turn:
@@ -206,10 +204,8 @@ class Bench:
 
     def _counts(self) -> dict[str, float]:
         """The ingress's samples by name, buckets by name and bound."""
-        text = requests.get(self._ingress, timeout=10).text
-        samples = re.findall(r"^(vllm:\w+)\{(.*)\} (\S+)$", text, re.MULTILINE)
-        bounds = [(name, re.search(r'le="([^"]+)"', labels), value) for name, labels, value in samples]
-        return {name if bound is None else f"{name} {bound[1]}": float(value) for name, bound, value in bounds}
+        samples = samples_of(self._ingress, ("vllm:",))
+        return {f"{one.name} {one.labels.get('le', '')}".rstrip(): one.value for one in samples}
 
 
 def _share(good: Iterable[bool]) -> float:

@@ -12,11 +12,9 @@ which neighbours on the machine change less. The last line is one JSON object.
 
 from __future__ import annotations
 
-import json
 import random
 import threading
 import time
-import urllib.request
 from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
@@ -24,6 +22,7 @@ from typing import Any
 
 import click
 import numpy as np
+import requests
 
 from benchmarks.generation_soak import expected
 from benchmarks.harness.local_pipeline import LocalPipeline
@@ -82,8 +81,7 @@ def written(address: str, prompt: list[int]) -> str | None:
 
 def generation(url: str) -> dict[str, Any]:
     """What the ingress reports of its instances."""
-    with urllib.request.urlopen(f"{url}/statistics", timeout=100) as reply:
-        document: dict[str, Any] = json.load(reply)["generation"]
+    document: dict[str, Any] = requests.get(f"{url}/statistics", timeout=100).json()["generation"]
     return document
 
 

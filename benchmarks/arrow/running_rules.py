@@ -6,18 +6,18 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
-import requests
-from prometheus_client.parser import text_string_to_metric_families
 
 from autoscaler.contract import Configuration, Memory, Observation, Platform, Proposal
 from autoscaler.errors import PlatformError
 from benchmarks.arrow.planners import FrontEnd
+from benchmarks.harness.streams import samples_of
 from functions.scheduling.cluster import Role
 from functions.scheduling.predictor import least_squares
 from functions.serving import generation_metric_names as names
@@ -29,14 +29,10 @@ Counts = Mapping[str, float]
 
 def counts_of(address: str) -> Counts:
     """What an ingress has counted of its texts. Raises requests.RequestException."""
-    reply = requests.get(f"http://{address}/metrics", timeout=10)
-    reply.raise_for_status()
-    lines = [line for line in reply.text.splitlines() if line.startswith(("vllm:", "smoe_kv", "smoe_recomputed"))]
-    summed: dict[str, float] = {}
-    for family in text_string_to_metric_families("\n".join(lines) + "\n"):
-        for sample in family.samples:
-            summed[sample.name] = summed.get(sample.name, 0.0) + sample.value
-    return summed
+    summed = defaultdict[str, float](float)
+    for sample in samples_of(address, ("vllm:", "smoe_kv", "smoe_recomputed")):
+        summed[sample.name] += sample.value
+    return dict(summed)
 
 
 class Look(NamedTuple):

@@ -79,12 +79,6 @@ def show_worst(rows: Sequence[Row]) -> None:
     )  # fmt: skip
 
 
-def show_single(seed: int, settings: RunSettings) -> None:
-    """One world: what was drawn, and the outcomes."""
-    row = row_of(seed, settings)
-    click.echo(json.dumps(row, indent=1, ensure_ascii=False))
-
-
 @benchmark
 @click.option("--policy", type=click.Choice(POLICIES), default="staffing", help="Under its guard.")
 @click.option("--fallback", type=click.IntRange(0), help="As of smoe autoscale. [default: the product's]")
@@ -106,7 +100,7 @@ def main(
 ) -> None:  # fmt: skip
     settings = RunSettings(policy, minutes, window_s, fallback, every)
     if world is not None:
-        show_single(world, settings)
+        click.echo(json.dumps(row_of(world, settings), indent=1, ensure_ascii=False))
         return
     run = all_rows(range(seed, seed + worlds), settings, workers, out)
     rows = [row for row in run if "refused" not in row]

@@ -1,4 +1,4 @@
-"""Streamed completions as their client sees them, and what token traces ask for."""
+"""Streamed completions as their client sees them, what functions count meanwhile, and what token traces ask for."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from typing import Any
 import aiohttp
 import numpy as np
 import orjson
+import requests
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from traces import catalog, loading
 from traces.model import Trace, make_trace
@@ -79,6 +82,16 @@ def session(timeout_s: float) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=timeout_s), connector=aiohttp.TCPConnector(limit=0)
     )
+
+
+def samples_of(address: str, prefixes: tuple[str, ...] = ("",)) -> list[Sample]:
+    """What a function counts, of names that begin so. Raises requests.RequestException."""
+    with requests.Session() as session:
+        session.trust_env = False
+        reply = session.get(f"http://{address}/metrics", timeout=10)
+    reply.raise_for_status()
+    lines = "\n".join(line for line in reply.text.splitlines() if line.startswith(prefixes))
+    return [sample for family in text_string_to_metric_families(lines + "\n") for sample in family.samples]
 
 
 def first_requests(name: str, data: Path | None, most: int, skip: int = 0) -> Trace:

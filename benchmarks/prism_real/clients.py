@@ -9,11 +9,9 @@ from dataclasses import dataclass
 
 import aiohttp
 import numpy as np
-import requests
 from numpy.typing import NDArray
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
 
+from benchmarks.harness.streams import samples_of
 from benchmarks.prism_real.network import Node
 from functions.serving.metric_names import MACHINE_BYTES, MACHINE_CALLS, NODE_TOKENS
 from placement.layout import Floats
@@ -125,14 +123,6 @@ class Counts:
         """Tokens [nodes, layers, experts] as if every node had an equal part of all."""
         uniform: Floats = np.broadcast_to(self.tokens.mean(axis=0), self.tokens.shape).copy()
         return uniform
-
-
-def samples_of(address: str) -> list[Sample]:
-    """What a function counts. Raises requests.RequestException."""
-    with requests.Session() as session:
-        session.trust_env = False
-        text = session.get(f"http://{address}/metrics", timeout=10).text
-    return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
 
 def counted(addresses: list[str], shape: tuple[int, int]) -> Counts:
