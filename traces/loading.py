@@ -82,11 +82,6 @@ def identify(path: Path) -> Found:
     raise TraceError(f"{several if len(refusals) > 1 else ''}{refusals[0]}")
 
 
-def detect(path: Path) -> Format:
-    """Only the format, see :func:`identify`."""
-    return identify(path).format
-
-
 def batches(file: Found) -> Iterator[Batch]:
     """Requests of a format that names them. Raises TraceError."""
     return READERS[file.format](file.path, file.member)

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from functions.scheduling.predictor import Profile, fit_decode, fit_prefill
@@ -24,7 +23,6 @@ from simulation.generation.hardware import ALONE, Part
 
 KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 QUANTILES = 21
-Floats = NDArray[np.float64]
 
 
 class FitError(ValueError):

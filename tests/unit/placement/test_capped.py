@@ -14,10 +14,11 @@ from benchmarks.placement.activations import Activations
 from benchmarks.placement.oracles import coactivation_load, token_load
 from benchmarks.placement.peers import balanced
 from placement.janus import Nodes, place
-from placement.layout import Held, check, copies, once
+from placement.layout import Held, copies, once
 from placement.levelled import Layout, even_out
 from tests.parameters import examples
 from tests.unit.placement.conftest import Known
+from tests.unit.placement.layouts import check
 
 SHAPES = st.tuples(st.integers(2, 6), st.integers(2, 5), st.integers(0, 8), st.integers(0, 10_000))
 

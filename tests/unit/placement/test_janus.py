@@ -14,9 +14,10 @@ from benchmarks.placement.oracles import coactivation_load, least_pairs, token_l
 from benchmarks.placement.peers import balanced
 from placement.errors import InfeasibleError, PlacementError
 from placement.janus import OBJECTIVES, Nodes, Placement, place
-from placement.layout import arrivals, check, copies, keep_in_place, once
+from placement.layout import arrivals, copies, keep_in_place, once
 from tests.parameters import examples
 from tests.unit.placement.conftest import Known
+from tests.unit.placement.layouts import check
 
 SHAPES = st.tuples(st.integers(1, 6), st.integers(1, 5), st.integers(1, 9), st.integers(0, 1000))
 

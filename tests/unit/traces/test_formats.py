@@ -57,7 +57,7 @@ def test_burstgpts_zero_is_the_midnight_before_its_first_request(tmp_path: Path,
 def test_burstgpts_third_file_has_sessions_and_rows_by_model_and_log(tmp_path: Path) -> None:
     rows = "86401.0,u1,4,ChatGPT,10,2,12,Conversation log\n86402.5,,9,GPT-4,11,3,14,API log\n"
     path = written(tmp_path, BURST_3 + rows)
-    assert loading.detect(path) == "burstgpt"
+    assert loading.identify(path).format == "burstgpt"
     assert loading.load(path, row="GPT-4/API log").arrival_s.tolist() == [2.5]
 
 
@@ -165,7 +165,7 @@ def test_servegens_published_tree_and_its_archive_hold_what_the_table_does(tmp_p
         packed.add(tree, "ServeGen-main")
     for path in (tree, archive):
         windows = list(servegen.read_windows(path))
-        assert loading.detect(path) == "servegen" and len(windows) == len(table)
+        assert loading.identify(path).format == "servegen" and len(windows) == len(table)
         assert {w.client for w in windows} == {f"language/m-made/{i}" for i in range(3)}
         key = {(f"language/m-made/{w.client}", w.window_start_s, w.rate_rps, w.iat_cv) for w in table}
         assert {(w.client, w.window_start_s, w.rate_rps, w.iat_cv) for w in windows} == key

@@ -185,7 +185,7 @@ def test_durations_and_memory_beside_the_counts_are_passed_over(tmp_path: Path) 
             archive.addfile(entry, io.BytesIO(content))
     path = tmp_path / "azurefunctions-dataset2019.tar.xz"
     path.write_bytes(held.getvalue())
-    assert loading.detect(path) == "azure-functions-2019"
+    assert loading.identify(path).format == "azure-functions-2019"
     assert loading.load(path).sha256 == loading.load(SAMPLES / "made_azure_functions.csv").sha256
 
 

@@ -17,10 +17,11 @@ from moe.distil.student import Batch, DenseEncoder
 from moe.errors import CheckpointError
 from moe.manifest import Router
 from moe.manifest_proof import sha256_of
-from moe.preset import MINILM_ADAPTER, minilm_folder
+from moe.preset import ADAPTERS, minilm_folder
 from moe.reference import WholeModel
 from moe.split import split
 
+MINILM_ADAPTER = ADAPTERS / "minilm.safetensors"
 ROUTER = {"top_k": 2, "gates": "ones", "normalise": False, "scale": 1.0}
 TEXTS = [[3, 9, 27, 4, 60, 12], [5, 6, 7], [*range(1, 20)]]
 
