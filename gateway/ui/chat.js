@@ -17,10 +17,11 @@ async function ask(path, options = {}) {
 async function models() {
   const answer = await ask("/ui/v1/models");
   if (!answer.ok) throw new Error(`the list of models answered ${answer.status}`);
-  const names = (await answer.json()).data.map((one) => one.id);
+  const there = (await answer.json()).data, decoders = there.filter((one) => one.max_model_len);
+  const names = [...new Set([...decoders, ...there].map((one) => one.id))]; // encoders last: they write no text
   at("model").replaceChildren(...names.map((name) => new Option(name, name)));
   if (names.includes(chosen.get("model"))) at("model").value = chosen.get("model");
-  state(names.length ? "ready" : "no pipeline is deployed", names.length ? "good" : "warn");
+  state(decoders.length ? "ready" : `no ${names.length ? "decoder" : "pipeline"} is deployed`, decoders.length ? "good" : "warn");
   if (names.length) await shape();
 }
 

@@ -285,6 +285,29 @@ async def test_a_browser_shows_heat_map_configuration_latency_cost_and_decisions
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
+async def test_the_chat_page_begins_with_a_decoder_and_states_where_there_is_none(
+    running: Running, tmp_path: Path
+) -> None:
+    state = "document.getElementById('state')?.textContent"
+    await running.deploy("encoder", labels={"smoe.pipeline": "encoder", "smoe.nodes": "ingress"})
+    async with browser(tmp_path / "profile") as tab:
+        await tab.open(f"http://{running.address}/ui/chat")
+        await tab.until("document.querySelector('[name=password]') !== null")
+        password = running.credentials.password
+        await tab.script(f"document.querySelector('[name=password]').value = {password!r}; document.forms[0].submit()")
+        await tab.until("location.pathname === '/ui/'")
+        await tab.open(f"http://{running.address}/ui/chat")
+        await tab.until(f"{state} === 'no decoder is deployed'")
+        labels = {"smoe.pipeline": "writer", "smoe.nodes": "ingress"}
+        await running.deploy("writer", labels=labels, annotations={"smoe.context": "64"})
+        await tab.open(f"http://{running.address}/ui/chat")
+        await tab.until(f"{state} === 'ready'")
+        assert await tab.script("document.getElementById('model').value") == "writer"
+        assert await tab.script("document.getElementById('model').length") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
 async def test_without_a_controller_a_browser_still_shows_what_is_deployed_and_where(
     start: Starter, tmp_path: Path
 ) -> None:
