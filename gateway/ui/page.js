@@ -169,9 +169,10 @@ function showMachines(nodes) {
 }
 
 function changeOf(d) {
-  const parts = [], step = (name, key, unit = "") => { if (d.present[key] !== d.target[key]) parts.push(`${name} ${d.present[key]} → ${d.target[key]}${unit}`); };
-  step("replicas", "replicas"); step("memory", "memory_mb", " MiB"); step("cores", "cpu_cores"); step("GPU", "gpu_share"); step("calls at once", "concurrency");
-  return parts.join(", ") || "none";
+  const parts = [], [before, after] = [d.present, d.target].map((c) => ({ ...c, standbys: c.burst?.standbys ?? 0 }));
+  const step = (name, key, unit = "") => { if (before[key] !== after[key]) parts.push(`${name} ${before[key]} → ${after[key]}${unit}`); };
+  step("replicas", "replicas"); step("standbys", "standbys"); step("memory", "memory_mb", " MiB"); step("cores", "cpu_cores"); step("GPU", "gpu_share"); step("calls at once", "concurrency");
+  return parts.join(", ") || (JSON.stringify(before.burst) === JSON.stringify(after.burst) ? "none" : "activation of standbys");
 }
 
 const KINDS = { applied: "good", failed: "bad", held: "warn", "dry run": "", kept: "" };

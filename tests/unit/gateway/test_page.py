@@ -246,6 +246,12 @@ async def test_a_browser_shows_heat_map_configuration_latency_cost_and_decisions
     costs = {"busy_per_hour": 0.41, "provisioned_per_hour": 15.234}
     problems = ["<b>target 10.0.0.1:8080</b> could not be scraped"]
     seen = document(time.time(), problems=problems, latency_p95_s=2.437, cost=costs)
+    first, second = seen["decisions"][:2]
+    first["target"] = {**first["present"], "burst": {"standbys": 4, "token_s": 0.01}}
+    second["present"], second["target"] = (
+        first["target"],
+        {**first["present"], "burst": {"standbys": 4, "token_s": 0.02}},
+    )
     seen["history"][50] |= {"p95_s": None, "in_flight": 63.0}
     seen["history"][90] |= {"p95_s": None, "in_flight": 0.0}
     folder = tmp_path / "state" / "view"
@@ -271,6 +277,7 @@ async def test_a_browser_shows_heat_map_configuration_latency_cost_and_decisions
         "replicas 2 → 4",
         "concurrency 1.31 over target 0.7",
     ]
+    assert [row[2] for row in decisions[2:]] == ["activation of standbys", "standbys 0 → 4"]
     assert [row[5] for row in decisions] == ["applied", "failed", "applied", "applied"]
     configuration = {row[0]: row for row in cells(dom, "configuration")}
     assert len(configuration) == len(seen["nodes"])
