@@ -87,7 +87,12 @@ def plain_line(state: ViewState) -> str:
         parts.append(f"busiest={busiest}")
     if state.nodes:
         parts.append("nodes=" + ",".join(_node_words(row) for row in state.nodes))
-    parts.extend(f"{line.function}: {line.change} ({line.reason})" for line in state.decisions if _fresh(line, state))
+    functions: dict[str, list[str]] = {}
+    for line in state.decisions:
+        if _fresh(line, state):
+            functions.setdefault(f"{line.change} ({line.reason})", []).append(line.function)
+    for change, (first, *others) in functions.items():
+        parts.append(f"{first}{f' and {len(others)} more' if others else ''}: {change}")
     parts.extend(f"problem: {problem}" for problem in state.problems)
     return "  ".join(parts)
 

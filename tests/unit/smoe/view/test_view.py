@@ -203,6 +203,16 @@ def test_a_tick_becomes_what_is_shown() -> None:
     assert "m-expert-0-0: replicas 1 → 3 (busy)" in plain_line(state)
 
 
+def test_a_plain_line_names_functions_with_the_same_change_once() -> None:
+    builder = ViewBuilder("m", "hpa", started_s=1000.0, slo_s=0.2)
+    builder.tick(report(1005.0, 0.1))
+    tick = report(1010.0, 0.1)
+    names = tuple(f"m-expert-0-{number}" for number in range(3))
+    more = tuple(tick.decisions[0]._replace(function=name) for name in names)
+    line = plain_line(builder.tick(replace(tick, decisions=more, applied=names)))
+    assert "m-expert-0-0 and 2 more: replicas 1 → 3 (busy)" in line and "m-expert-0-1" not in line
+
+
 def test_a_change_that_did_not_happen_is_not_shown_as_done() -> None:
     failed = ViewBuilder("m", "hpa", 0.0, None).tick(
         report(5.0, applied=(), failures={"m-expert-0-0": "500 from the gateway"})
