@@ -19,7 +19,7 @@ from moe.manifest import Manifest
 from moe.preset import PRESETS, preset_source
 from moe.split import split
 from smoe.commands import service
-from smoe.deployment import function_deployments
+from smoe.deployment import DeploymentSettings, function_deployments
 
 pytestmark = pytest.mark.slow
 
@@ -99,7 +99,8 @@ def test_stack_files_for_faas_cli_hold_what_it_reads_and_deploy_the_same(
         assert function["limits"].keys() == function["requests"].keys() == {"memory", "cpu"}
         parse_deployment({"service": name, "image": function["image"], "envVars": function["environment"]})
     if not limit:
-        wanted = {one["service"]: one["envVars"] for one in function_deployments(pipeline[1])}
+        settings = DeploymentSettings(watchdog=True)
+        wanted = {one["service"]: one["envVars"] for one in function_deployments(pipeline[1], settings)}
         assert {name: function["environment"] for name, function in functions.items()} == wanted
 
 
