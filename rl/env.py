@@ -44,8 +44,9 @@ class PipelineEnv(gymnasium.Env[Observed, NDArray[np.int64]]):
     """An episode is an hour (``seconds``) of a clip, a window ``window_s``, a step the decision of one layer's experts.
 
     Each ``reset`` draws another clip of ``split`` by its seed. The state of a window stays while its layers are decided
-    and is joined by what was decided. Positions that break Eq. (2) are moved to the nearest that keep it: more memory,
-    then more replicas. An episode is truncated at its end, never terminated: scaling goes on.
+    and is joined by what is in force of what was decided. Positions that break Eq. (2) are moved to the nearest that
+    keep it: more memory, then more replicas; the controller's limits follow. An episode is truncated at its end, never
+    terminated: scaling goes on.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012
@@ -110,8 +111,8 @@ class PipelineEnv(gymnasium.Env[Observed, NDArray[np.int64]]):
 
     @property
     def deciding(self) -> tuple[State, NDArray[np.int16], int]:
-        """The window's state, what was decided of it so far [n, K, 4] (zeros elsewhere), and the layer that comes.
-        Raises RuntimeError before the first ``reset``."""
+        """The window's state, what is in force of the layers decided so far [n, K, 4] (zeros elsewhere), and the layer
+        that comes. Raises RuntimeError before the first ``reset``."""
         _ = self.episode
         return self._state, self._decided, self._layer
 
@@ -160,8 +161,8 @@ class PipelineEnv(gymnasium.Env[Observed, NDArray[np.int64]]):
         if layer == 0:
             episode.begin()
         reward = episode.decide_layer(layer, desired[layer])
-        self._decided[layer] = desired[layer]
-        info: dict[str, Any] = {"layer": layer, "executed": desired[layer]}
+        self._decided[layer] = executed = episode.in_force(layer)
+        info: dict[str, Any] = {"layer": layer, "executed": executed}
         self._layer += 1
         if self._layer == self._layers:
             outcome = episode.end()

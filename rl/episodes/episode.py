@@ -190,6 +190,12 @@ class Episode:
         cost = self._layer_cost(self._simulation, layer)
         return float(cost_rewards(np.array([cost]), self.reference, self.settings)[0])
 
+    def in_force(self, layer: int) -> NDArray[np.int16]:
+        """[K, 4] configurations that the experts of ``layer`` have by now, the nearest of Φ; padding 0."""
+        index, configurations = self.encoder.configuration_index, self._platform.configurations()
+        actions = index.actions({name: configurations[name] for name in index.functions[layer]})
+        return np.asarray(actions[layer])
+
     def _check_going(self) -> None:
         if not self.windows_left:
             raise ValueError(f"the episode has ended after {self.windows} windows")

@@ -98,6 +98,21 @@ def test_what_was_decided_for_earlier_layers_is_seen_by_later_ones_and_only_then
         before = observed
 
 
+def test_what_the_cluster_did_not_let_through_was_not_executed() -> None:
+    env = made(world="cores-only", relative_slo=5.0, mean_rps=10.0)
+    env.reset(seed=0)
+    index, cut = env.encoder.configuration_index, 0
+    most = np.tile(np.array(index.sizes) - 1, 4)
+    for layer in range(3):
+        asked = most.reshape(4, 4)
+        _, _, _, _, info = env.step(most)
+        there = [index._at(int(np.ravel_multi_index(tuple(one), index.sizes))) for one in info["executed"]]
+        assert there == [env.episode._platform.configurations()[name] for name in index.functions[layer]]
+        assert (env.deciding[1][layer] == info["executed"]).all()
+        cut += int((info["executed"] != asked).any())
+    assert cut, "there is room for eight replicas of six cores of every expert"
+
+
 @pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 2**16), rps=st.sampled_from([2.0, 30.0]))
