@@ -243,6 +243,7 @@ def move_on(
         clock[VIRTUAL, r] += spent_s * speed[k]
         if rules.rows.bucket[row, REFILL] < 1:
             clock[LEVEL, r] -= spent_s * given[k]
+            take(clock, r)  # at some time until now, so what a period that ends now leaves is what it did not take
             grant(clock, replicas.slot[node], r, rules.rows.bucket[row], now_s)
             take(clock, r)
         meter[SERVED_S] += spent_s * replicas.slot[node, ACTIVE, r]

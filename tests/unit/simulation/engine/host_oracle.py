@@ -344,8 +344,11 @@ class HostModel(PipelineModel):
                 if replica in node.limits and node.is_limited(replica):
                     limit, (quota_s, period_s, *_) = node.limits[replica], node.period(replica)
                     limit.held_s[limit.core] -= spent_s * given
+                    runs = replica.calls and not limit.stopped
+                    if runs:
+                        limit.take()
                     limit.grant(quota_s, period_s, self.clock.now + 1e-12)
-                    if replica.calls and not limit.stopped:
+                    if runs:
                         limit.take()
 
     def speed(self, node: Node, replica: Replica, given: float) -> float:

@@ -75,7 +75,7 @@ def simulated(found: Workload, draw: Callable[[int], Configuration], rate_per_s:
             limited(Host(2.0, 0.0005, 0.0002, 0.0002, 0.0003, 1e-6, Noise.lognormal(0.2))),
             under_limits,
             50.0,
-            "e1653687d25614c2",
+            "ae5cd199195fc9c2",
         ),
     ],
     ids=["modelled cluster", "CPU limits", "one machine"],
