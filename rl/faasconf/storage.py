@@ -42,7 +42,7 @@ def save_state(trainer: Trainer, best: Judged | None, path: Path) -> None:
 def load_state(trainer: Trainer, path: Path) -> Judged | None:
     """Put ``trainer`` where the stored training was; returns the best weights' judgement so far.
 
-    Raises SettingsError for a file that is none, or of other settings or hours.
+    Raises SettingsError for a file that is none, or of other settings, hours or traces.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -51,7 +51,9 @@ def load_state(trainer: Trainer, path: Path) -> Judged | None:
     except (OSError, SafetensorError) as error:
         raise SettingsError(f"{path} cannot be read: {error}; delete it to train again") from error
     if progress.get("settings") != trainer.made_of:
-        raise SettingsError(f"{path} is of a training with other settings or hours; delete it, or name another --out")
+        raise SettingsError(
+            f"{path} is of a training with other settings, hours or traces; delete it, or name another --out"
+        )
     for name, tensor in _networks(trainer).items():
         tensor.copy_(tensors[name])
     for name, optimiser in _optimisers(trainer).items():

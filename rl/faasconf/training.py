@@ -30,6 +30,7 @@ from rl.faasconf.features import FEATURES
 from rl.faasconf.learner import Buffer, Learner, LearnerSettings
 from rl.faasconf.policy import FaasconfPolicy, Pipeline
 from rl.faasconf.safe import REPLAY_NOISE, History, noisy
+from rl.train.run import traces_sha256
 from simulation.arrays import Singles
 from simulation.engine.controlled import Step, simulate_policy
 from simulation.engine.simulation import Simulation
@@ -190,10 +191,10 @@ class Trainer:
 
     @property
     def made_of(self) -> dict[str, Any]:
-        """JSON of the settings and of the hours that are trained on."""
+        """JSON of the settings and of the hours that are trained on, with the traces that they are of."""
         grid = self._train
         hours = {"patterns": list(grid.patterns), "seconds": grid.seconds, "mean_rps": grid.mean_rps}
-        return asdict(self.settings) | {"hours": hours}
+        return asdict(self.settings) | {"hours": hours, "traces_sha256": traces_sha256(grid.data)}
 
     @property
     def episodes(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -105,17 +105,25 @@ def train(
 def next_step(out: Path, pipelines: Sequence[CustomPipeline] = ()) -> str:
     """What to do with an actor that was stored. ``pipelines``: custom ones that it was trained on; the policy has to
     count in the same mean calls."""
-    table: dict[str, object] = {"actor": str(out.resolve() / BEST)}
-    for pipeline in pipelines[:1]:
+    counting: dict[str, list[str]] = {}
+    for pipeline in pipelines:
         left_out = {"other_machine"} | (set() if pipeline.profile else {"profile"})  # of the tree, as the policy does
         planned = planned_by(pipeline).items()
-        table |= {key: value for key, value in planned if value and key not in left_out}
-    keys = ", ".join(f"'{key} = {json.dumps(value)}'" for key, value in table.items())
+        keys = _lines({key: value for key, value in planned if value and key not in left_out})
+        counting.setdefault(keys, []).append(pipeline.name)
+    several = len(counting) > 1
+    parts = [f"{keys} for {' and '.join(names)}" if several else keys for keys, names in counting.items()]
+    written = ", ".join([_lines({"actor": str(out.resolve() / BEST)}), *parts])
     return (
-        f"next: write {keys} into settings/smoe.toml, then "
+        f"next: write {written} into settings/smoe.toml, then "
         "`smoe lab evaluate --policies hpa,smoe --policy-settings settings` compares it in the simulator and "
         "`smoe autoscale --policy smoe --policy-settings settings/smoe.toml --shadow` on a live pipeline"
     )
+
+
+def _lines(table: Mapping[str, object]) -> str:
+    """Lines of a settings file, each quoted."""
+    return ", ".join(f"'{key} = {json.dumps(value)}'" for key, value in table.items())
 
 
 def changed(settings: TrainingSettings, changes: tuple[str, ...]) -> TrainingSettings:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ from rl.features import NODE_FEATURES, PIPELINE_FEATURES, Encoder
 from rl.features.configuration_index import REPLICAS
 from rl.train.errors import TrainingError
 from simulation.profiles.model.errors import ProfileError
-from simulation.workloads.custom import CustomPipeline
+from simulation.workloads.custom import CustomPipeline, CustomPipelineError
 
 log = logging.getLogger("smoe.train")
 FEWEST = 64
@@ -91,8 +90,10 @@ def read(
     """
     try:
         making = making_of_log(folder, manifest)
-        table = None if making.settings.policy == NAME else trained_with(pipelines, making.topology.pipeline)
-        making = as_learnt(making, policy_settings or table, slo_s)
+        how: Path | dict[str, Any] | None = policy_settings
+        if how is None and making.settings.policy != NAME:
+            how = trained_with(pipelines, making.topology.pipeline)
+        making = as_learnt(making, how, slo_s)
     except NetworkError as error:
         raise TrainingError(str(error)) from error
     encoder = encoder_of(making)
@@ -101,11 +102,21 @@ def read(
 
 def trained_with(pipelines: Iterable[CustomPipeline], name: str) -> dict[str, Any] | None:
     """Settings by which the policy counts in the mean calls of the one of ``pipelines`` that is ``name``; None where
-    none is, or is there any more."""
+    none is. Where one cannot be read, and might have been it, that is logged."""
+    unread = []
     for one in pipelines:
-        with suppress(ManifestError, ProfileError):
+        try:
             if one.pipeline == name:
                 return planned_by(one)
+        except (ManifestError, ProfileError, CustomPipelineError) as error:
+            unread.append(f"{one.name}: {error}")
+    if unread:
+        log.warning(
+            "the log of %s is read in the policy's usual mean calls, as a pipeline that is trained on cannot be "
+            "read (%s)",
+            name,
+            "; ".join(unread),
+        )
     return None
 
 

@@ -23,6 +23,8 @@ from simulation.workloads.worlds import World
 
 STAGES = (("slow",), ("normal", "diurnal"), ("bursty",))
 """Patterns by what makes them hard."""
+BY_METER = "busy_meter"
+"""The learner's setting that a run's ``meter`` is: files of runs from before may name it."""
 
 
 @dataclass(frozen=True)
@@ -141,10 +143,16 @@ class TrainingSettings(Checked):
         stage = int(len(STAGES) * done / self.learner.exploration) if self.curriculum else len(STAGES)
         return tuple(pattern for patterns in STAGES[: 1 + stage] for pattern in patterns)
 
+    def as_json(self) -> dict[str, Any]:
+        stored = super().as_json()
+        del stored["learner"][BY_METER]
+        return stored
+
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> TrainingSettings:
         """Raises TrainingError for a key or value that is not known."""
         table = {**stored, "learner": without_retired(stored.get("learner", {}))}
+        table["learner"].pop(BY_METER, None)
         try:
             pipelines = tuple(CustomPipeline.from_json(pipeline) for pipeline in table.pop("pipelines", ()))
         except CustomPipelineError as error:

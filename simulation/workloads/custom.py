@@ -73,17 +73,17 @@ class CustomPipeline:
         object.__setattr__(self, "mean_rps", tuple(self.mean_rps))
         if len(self.mean_rps) != 2 or not 0 < self.mean_rps[0] <= self.mean_rps[1]:
             raise CustomPipelineError(
-                f"own pipeline: mean_rps is {self.mean_rps!r}; allowed: lowest and highest, above 0"
+                f"custom pipeline: mean_rps is {self.mean_rps!r}; allowed: lowest and highest, above 0"
             )
         for name, number, least in (
             ("slo_ms", self.slo_ms, 0.1), ("cpu_scale", self.cpu_scale, 0.0), ("window_s", self.window_s, 0.1),
             ("speed", self.speed, 1e-3), ("mean_tokens", self.mean_tokens, 1.0),
         ):  # fmt: skip
             if not number >= least:
-                raise CustomPipelineError(f"own pipeline: {name} is {number!r}; allowed: {least:g} or more")
+                raise CustomPipelineError(f"custom pipeline: {name} is {number!r}; allowed: {least:g} or more")
         if self.mean_tokens > MOST_TOKENS:
             raise CustomPipelineError(
-                f"own pipeline: mean_tokens is {self.mean_tokens!r}; its requests have {MOST_TOKENS} tokens at most"
+                f"custom pipeline: mean_tokens is {self.mean_tokens!r}; its requests have {MOST_TOKENS} tokens at most"
             )
 
     @property
@@ -156,7 +156,7 @@ class CustomPipeline:
         if unknown or not {"folder", "slo_ms"} <= set(stored):
             keys = ", ".join(one.name for one in fields(cls))
             wrong = f"{unknown[0]!r} is not known" if unknown else "folder and slo_ms are needed"
-            raise CustomPipelineError(f"own pipeline: {wrong}; keys are {keys}")
+            raise CustomPipelineError(f"custom pipeline: {wrong}; keys are {keys}")
         return cls(**stored)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -81,6 +82,18 @@ def test_an_actor_of_a_custom_pipeline_is_served_with_the_calls_that_it_learnt_w
     line = training.next_step(OUT, [CustomPipeline("mine", 300.0, "a.parquet", 0.5, mean_tokens=24.0)])
     assert "'profile = \"a.parquet\"', 'cpu_scale = 0.5', 'mean_tokens = 24' into settings/smoe.toml" in line
     assert "mean_tokens" not in training.next_step(OUT)
+
+
+def test_pipelines_that_are_counted_otherwise_are_named() -> None:
+    mine = CustomPipeline("mine", 300.0, "a.parquet", 0.5, mean_tokens=24.0)
+    strict, other = replace(mine, slo_ms=100.0), CustomPipeline("other", 300.0, "b.parquet", 1.5, mean_tokens=32.0)
+    assert " for " not in training.next_step(OUT, [mine, strict])
+    line = training.next_step(OUT, [mine, strict, other])
+    assert (
+        "'mean_tokens = 24' for mine-300ms-0.5 and mine-100ms-0.5, 'profile = \"b.parquet\"', 'cpu_scale = 1.5'" in line
+    )
+    assert "'mean_tokens = 32' for other-300ms-1.5 into settings/smoe.toml" in line
+    check(line)
 
 
 def test_an_option_that_is_not_there_is_found() -> None:

@@ -15,6 +15,7 @@ from rl.faasconf.storage import load_state, save_state
 from rl.faasconf.train import train
 from rl.faasconf.training import Judged, Trainer, TrainingSettings, refused_reward, reward_of
 from tests.unit.rl.faasconf.conftest import Observe
+from tests.unit.traces.public_layout import public_layout
 
 SETTINGS = TrainingSettings(
     episodes=2, filling=1, copies=3, offline_updates=2, updates=1, train_seeds=1, validate_every=1
@@ -100,8 +101,11 @@ def test_the_same_seed_trains_the_same_and_a_stopped_training_goes_on(grid: Grid
     again.step()
     assert again.episode == 3 and torch.equal(weights_of(whole), weights_of(again))
     assert (whole.buffer.arrays["rewards"] == again.buffer.arrays["rewards"]).all()
-    for name, other in (("settings", replace(SETTINGS, violation=1.0)), ("_train", replace(grid, mean_rps=9.0))):
-        with pytest.MonkeyPatch.context() as patched, pytest.raises(SettingsError, match="other settings or hours"):
+    (tmp_path / "public").mkdir()
+    public_layout(tmp_path / "public")
+    changes = (replace(grid, mean_rps=9.0), replace(grid, data=tmp_path / "public"))
+    for name, other in (("settings", replace(SETTINGS, violation=1.0)), *(("_train", one) for one in changes)):
+        with pytest.MonkeyPatch.context() as patched, pytest.raises(SettingsError, match="other settings, hours"):
             patched.setattr(again, name, other)
             load_state(again, tmp_path / "state.safetensors")
 

@@ -88,7 +88,7 @@ def test_a_faster_clip_has_the_same_arrivals_in_less_time() -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"slo_ms": 0.0}, "slo_ms is 0"),
+        ({"slo_ms": 0.0}, "^custom pipeline: slo_ms is 0"),
         ({"mean_rps": (0.0, 1.0)}, "mean_rps is"),
         ({"speed": float("nan")}, "speed is nan"),
     ],

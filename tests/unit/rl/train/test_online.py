@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -124,7 +125,7 @@ def _mean_proposal(of: PipelineDDPG, folder: Path, encoder: Encoder) -> float:
 
 @pytest.mark.usefixtures("topology")
 def test_a_log_of_a_pipeline_that_is_trained_on_is_read_in_its_mean_calls(
-    logged: tuple[Path, Encoder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    logged: tuple[Path, Encoder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The policy counts in calls of 64 tokens by default, a custom pipeline's requests have 24."""
     write_pipeline(tmp_path / "mine", name="mine")
@@ -132,7 +133,12 @@ def test_a_log_of_a_pipeline_that_is_trained_on_is_read_in_its_mean_calls(
     table = {"profile": "a.parquet", "cpu_scale": 0.5, "other_machine": True, "mean_tokens": 24}
     gone = replace(custom, folder=str(tmp_path / "gone"))
     assert online.trained_with([gone, custom], "mine") == table
-    assert online.trained_with([gone, custom], "bert-4") is None
+    assert online.trained_with([custom], "bert-4") is None and not caplog.text
+    paper = replace(custom, folder=str(tmp_path / "bert"))
+    write_pipeline(tmp_path / "bert", name="bert-4")
+    with caplog.at_level(logging.WARNING, "smoe.train"):  # whatever level a command left
+        assert online.trained_with([gone, paper], "bert-4") is None
+    assert re.search(r"log of bert-4 is read .* cannot be read \(gone-300ms-0.5: .*; bert-300ms-0.5: .*", caplog.text)
     monkeypatch.setattr(online, "FEWEST", 3)
     monkeypatch.setattr(online, "planned_by", lambda one: {"workload": "bert-4", "mean_tokens": round(one.mean_tokens)})
     monkeypatch.setattr(CustomPipeline, "pipeline", "bert-4")

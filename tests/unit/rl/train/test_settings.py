@@ -71,8 +71,13 @@ def test_a_curriculum_begins_with_slow_clips_and_ends_with_all() -> None:
 def test_settings_are_changed_by_key() -> None:
     settings = changed(TrainingSettings(), ("updates=1", "learner.gamma=0.9", "teacher.keep=0.7"))
     assert (settings.updates, settings.learner.gamma, settings.teacher.keep) == (1, 0.9, 0.7)
-    with pytest.raises(click.BadParameter, match="KEY=JSON"):
-        changed(TrainingSettings(), ("colour=1",))
+    for change in ("colour=1", "learner.busy_meter=false"):
+        with pytest.raises(click.BadParameter, match="KEY=JSON"):
+            changed(TrainingSettings(meter="busy"), (change,))
+
+
+def test_a_run_from_before_is_read_though_its_learner_names_the_meter() -> None:
+    assert TrainingSettings.from_json({"learner": {"busy_meter": True, "gamma": 0.9}}).learner.gamma == 0.9
 
 
 @given(seed=st.integers(0, 1000), share=st.floats(0, 1))
