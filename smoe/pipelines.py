@@ -30,8 +30,9 @@ def ensure_pipeline(name: str, pipelines: Path) -> tuple[Path, Manifest]:
     if name in PRESETS:
         _split_preset(name, folder)
     elif not (folder / MANIFEST_FILE).is_file():
-        if (given / "config.json").is_file() or (given.suffix == ".gguf" and given.is_file()):
-            out = f"pipelines/{given.resolve().stem}"
+        gguf = given.suffix == ".gguf" and given.is_file()
+        if gguf or (given / "config.json").is_file():
+            out = f"pipelines/{given.resolve().stem if gguf else given.resolve().name}"
             raise SmoeError(f"{name} is a checkpoint; `smoe pipeline split {name} --out {out}` makes a pipeline of it")
         names = sorted({path.parent.name for path in pipelines.glob(f"*/{MANIFEST_FILE}")} | set(PRESETS))
         raise SmoeError(f"{name!r} is neither a pipeline folder nor a pipeline or preset; known are {', '.join(names)}")

@@ -109,21 +109,23 @@ def many_users(trace: Trace, factor: float, seed: int) -> Trace:
 def at_rate(trace: Trace, mean_rps: float, seed: int) -> Trace:
     """Thinned to ``mean_rps``, or as many users as it takes (:func:`many_users`), so that times of day stay; 0 leaves
     it as it is, and so does a trace without requests. Raises TraceError."""
-    if mean_rps == 0 or not trace.requests:
+    if mean_rps == 0:
         return trace
-    factor = _factor(trace, mean_rps)
+    factor = _factor(trace, mean_rps, ", or 0 for the trace's own")
     return thin(trace, factor, seed) if factor <= 1 else many_users(trace, factor, seed)
 
 
 def at_most(trace: Trace, mean_rps: float, seed: int) -> Trace:
     """Thinned to ``mean_rps`` where it has more requests/s. Raises TraceError."""
-    return thin(trace, min(1.0, _factor(trace, mean_rps)), seed) if trace.requests else trace
+    return thin(trace, min(1.0, _factor(trace, mean_rps)), seed)
 
 
-def _factor(trace: Trace, mean_rps: float) -> float:
-    """On the rate of a trace with requests. Raises TraceError."""
+def _factor(trace: Trace, mean_rps: float, otherwise: str = "") -> float:
+    """On the rate of a trace; 1 where it has no requests. ``otherwise``: what else is allowed. Raises TraceError."""
     if not (math.isfinite(mean_rps) and mean_rps > 0):
-        raise TraceError(f"the mean rate must be a positive number, or 0 for the trace's own, got {mean_rps:g}")
+        raise TraceError(f"the mean rate must be a positive number{otherwise}, got {mean_rps:g}")
+    if not trace.requests:
+        return 1.0
     if not trace.duration_s:
         raise TraceError(f"{trace.source}: all its requests come at one moment, so it has no rate that could change")
     return mean_rps / trace.mean_rps

@@ -17,6 +17,7 @@ from rich.table import Table
 from autoscaler.prices import Meter
 from evaluation.bound.inputs import asked_for, input_options, trace_requests
 from evaluation.bound.report import BoundRow, bound_rows, write_rows
+from evaluation.destination import make_writable
 from traces.options import json_option
 
 METERS: dict[str, tuple[Meter, ...]] = {
@@ -38,7 +39,7 @@ SHOWN = 12
 )
 @click.option("--no-oracle", is_flag=True, help="Leave out the search for a feasible choice.")
 @click.option("--windows", "most", type=click.IntRange(min=1), help="Only the first N windows.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write all windows as CSV.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False, writable=True), help="Write all windows as CSV.")
 @json_option
 def bound(trace: str, data: Path | None, as_json: bool, out: Path | None, **options: Any) -> None:
     """Enclose the least cost of serving a trace within the SLO, window by window.
@@ -47,8 +48,8 @@ def bound(trace: str, data: Path | None, as_json: bool, out: Path | None, **opti
     choice found by simulation, which is not an optimum. Everything is simulated: a workload of the paper's on the
     modelled cluster, a custom pipeline on the machine of its profile. Each window is taken by itself.
     """
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)  # before minutes of simulation
+    if out is not None and not out.exists():
+        make_writable(out.parent)
     asked = asked_for(options)
     workload, name = asked.workload, asked.workload.name
     until_s = options["most"] * options["window_s"] if options["most"] else None

@@ -17,6 +17,7 @@ from autoscaler.stored_deployment import Plan, save_plan
 from evaluation.bound.inputs import Asked, asked_for, input_options, trace_requests
 from evaluation.bound.loads import WindowLoad
 from evaluation.bound.physics import Physics
+from evaluation.destination import make_writable
 from evaluation.tuning.deployments import Deployments, Parameters
 from evaluation.tuning.outcomes import Replay, tail_s
 from evaluation.tuning.search import Found, Outcome, SearchSettings, Trial, search, write_trials
@@ -54,7 +55,7 @@ def tune(policy: str, trace: str, data: Path | None, out: Path, **options: Any) 
     Everything is simulated: a workload of the paper's on the modelled cluster, a custom pipeline on the machine of its
     profile.
     """
-    out.mkdir(parents=True, exist_ok=True)  # before minutes of simulation
+    make_writable(out)
     asked = asked_for(options)
     workload, meter, seed = asked.workload, options["meter"], options["seed"]
     requests = _profiled(asked, trace, data, options)

@@ -19,6 +19,7 @@ from evaluation.compared import compare as run_all
 from evaluation.comparison.episode import BOUND
 from evaluation.comparison.errors import EvaluationError
 from evaluation.comparison.report import write_report
+from evaluation.destination import make_writable
 from simulation.workloads.custom_options import custom_options, prices_option, slo_option
 from smoe.commands.evaluate import (
     REFUSED,
@@ -93,7 +94,7 @@ def compare(**options: Any) -> None:
         given["seconds"] = SECONDS
     try:
         grid = grid_of(options, given, custom)
-        out.mkdir(parents=True, exist_ok=True)  # before minutes of simulation
+        make_writable(out)
         with progress_bar(console) as bar:
             task = bar.add_task("plans", total=None)
             summaries, tuned, left_out = run_all(

@@ -28,6 +28,7 @@ from evaluation.comparison.report import verdict, write_report
 from evaluation.comparison.run import evaluate as run_all
 from evaluation.comparison.run import names_of
 from evaluation.comparison.tables import HEAD, always_failed, cells, failure_sentences, rows, without_interval
+from evaluation.destination import make_writable
 from simulation.engine.errors import SimulationError
 from simulation.profiles.model.errors import ProfileError
 from simulation.workloads.custom import HOUR_S, CustomPipeline, CustomPipelineError
@@ -126,7 +127,7 @@ def evaluate(**options: Any) -> None:
     left_out: dict[str, str] = {}
     try:
         grid = grid_of(options, given_of(EvaluateSettings, options), custom)
-        options["out"].mkdir(parents=True, exist_ok=True)  # before minutes of simulation
+        make_writable(options["out"])
         runs = len(list(grid.groups())) * len(names_of(grid))
         with progress_bar(console) as bar:
             task = bar.add_task("arrivals and bound", total=runs)

@@ -8,6 +8,7 @@ numbers is an error.
 from __future__ import annotations
 
 import gzip
+import hashlib
 from array import array
 from pathlib import Path
 
@@ -49,10 +50,11 @@ def write_arrivals(trace: Trace, path: Path, remarks: tuple[str, ...] = ()) -> N
 
 
 def as_file_name(row: str) -> str:
-    """A row's name as a part of a file's: letters, digits and dashes, of a hash the beginning. An app and its function
-    are both in it, so that no two rows of a file share one."""
+    """A row's name as a part of a file's: letters, digits and dashes, of a hash the beginning. Where that is not all of
+    the name, the beginning of its sha256 follows, so that no two rows of a file share one."""
     short = "-".join(part[:24] for part in row.split("/"))
-    return "".join(letter if letter.isalnum() else "-" for letter in short)
+    name = "".join(letter if letter.isalnum() else "-" for letter in short)
+    return name if name == row else f"{name}-{hashlib.sha256(row.encode()).hexdigest()[:8]}"
 
 
 def read_arrivals(path: Path) -> Trace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import threading
@@ -76,6 +77,9 @@ def test_results_that_cannot_be_written_end_a_command_before_it_simulates(
     (tmp_path / "file").touch()
     result = CliRunner().invoke(cli, ["lab", *words, "--out", str(tmp_path / "file" / "out" / "x")])
     assert isinstance(result.exception, FileExistsError | NotADirectoryError), result.output
+    monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK | os.X_OK)  # root may write everywhere
+    result = CliRunner().invoke(cli, ["lab", *words, "--out", str(tmp_path / "new" / "x")])
+    assert isinstance(result.exception, PermissionError) and str(tmp_path / "new") in str(result.exception)
 
 
 def test_a_missing_optional_package_is_named_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,13 +10,13 @@ from smoe.errors import SmoeError
 from smoe.pipelines import ensure_pipeline
 
 
-@pytest.mark.parametrize("name", ["checkpoint/config.json", "checkpoint.gguf"])
-def test_a_checkpoint_is_answered_with_the_command_that_splits_it(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "called"), [("MoE-A2.7B/config.json", "MoE-A2.7B"), ("MoE-A2.7B.gguf", "MoE-A2.7B")])
+def test_a_checkpoint_is_answered_with_the_command_that_splits_it(tmp_path: Path, name: str, called: str) -> None:
     file = tmp_path / name
     file.parent.mkdir(exist_ok=True)
     file.touch()
     given = file if file.suffix == ".gguf" else file.parent
-    with pytest.raises(SmoeError, match=f"`smoe pipeline split {given} --out pipelines/checkpoint` makes"):
+    with pytest.raises(SmoeError, match=f"`smoe pipeline split {given} --out pipelines/{called}` makes"):
         ensure_pipeline(str(given), tmp_path / "pipelines")
 
 

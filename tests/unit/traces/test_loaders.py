@@ -166,6 +166,14 @@ def test_arrivals_survive_writing_and_reading(tmp_path: Path, times: list[float]
     assert arrivals.read_arrivals(path).sha256 == again.sha256
 
 
+def test_no_two_rows_share_a_file_name() -> None:
+    digest = "0123456789abcdef" * 4
+    rows = ["a.b", "a-b", "a/b", digest, digest[:24], f"{digest}/{digest}", f"{digest}/{digest[:-1]}", "56"]
+    names = [arrivals.as_file_name(row) for row in rows]
+    assert len(set(names)) == len(rows) and all(re.fullmatch(r"[\w-]{1,60}", name) for name in names)
+    assert names[-1] == "56" and names[-3].startswith(f"{digest[:24]}-{digest[:24]}-")
+
+
 def test_servegen_draw_is_seeded_and_fills_its_windows() -> None:
     path = SAMPLES / "made_servegen.csv"
     windows = list(servegen.read_windows(path, "1"))

@@ -64,7 +64,15 @@ def test_requests_of_one_moment_have_no_rate_to_change() -> None:
     for change in (scale.at_rate, scale.at_most):
         with pytest.raises(TraceError, match="lone: all its requests come at one moment"):
             change(lone, 5.0, 0)
-    assert scale.at_most(make_trace([], duration_s=5.0, source="none"), 5.0, 0).requests == 0
+
+
+def test_a_rate_is_checked_where_there_are_no_requests_too() -> None:
+    none = make_trace([], duration_s=5.0, source="none")
+    for change in (scale.at_rate, scale.at_most):
+        assert change(none, 5.0, 0).requests == 0
+    for refused in (lambda: scale.at_most(none, 0.0, 0), lambda: scale.fit(none, 10.0, 0.0, 0)):
+        with pytest.raises(TraceError, match="must be a positive number, got 0"):
+            refused()
 
 
 def test_fit_thins_only_when_the_rate_is_too_high() -> None:
