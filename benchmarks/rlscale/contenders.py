@@ -155,5 +155,6 @@ def _stored(path: Path, minutes: float) -> dict[str, Any]:
     stored: dict[str, Any] = json.loads(path.read_text())
     spent = stored.get("minutes")
     if spent != minutes:
+        spent = "an unstated number of" if spent is None else spent
         raise EvaluationError(f"{path} was made in {spent} minutes, not {minutes:g}; take another --out")
     return stored

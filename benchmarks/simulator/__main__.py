@@ -27,7 +27,11 @@ from simulation.engine.requests import Requests, draw_requests
 from simulation.engine.simulation import Simulation
 from simulation.workloads.paper import paper_workload
 from simulation.workloads.workload import Workload
-from tests.unit.simulation.engine.oracle import PipelineModel
+
+try:
+    from tests.unit.simulation.engine.oracle import PipelineModel
+except ModuleNotFoundError as error:
+    raise SystemExit(f"python -m benchmarks.simulator runs in the source tree, after make setup: {error}") from error
 
 START = Configuration(memory_mb=512, cpu_cores=0.0, gpu_share=0.1, replicas=2, concurrency=4)
 RATE_PER_S, BURST = 500.0, 16.0

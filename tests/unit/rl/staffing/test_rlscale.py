@@ -114,9 +114,12 @@ def test_there_are_six_patterns_with_names_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("name", [contenders.MADE, contenders.RULE])
-def test_what_was_made_in_other_minutes_is_no_result_of_these(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_text(json.dumps({"minutes": 3.0, "values": {}, "score": 1.0, "tried": 1}))
-    with pytest.raises(EvaluationError, match=r"was made in 3\.0 minutes, not 10"):
+@pytest.mark.parametrize(("stored", "words"), [({"minutes": 3.0}, r"3\.0"), ({}, "an unstated number of")])
+def test_what_was_made_in_other_minutes_is_no_result_of_these(
+    name: str, stored: dict[str, float], words: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(json.dumps(stored | {"values": {}, "score": 1.0, "tried": 1}))
+    with pytest.raises(EvaluationError, match=rf"was made in {words} minutes, not 10"):
         make(Pattern("normal", 5.0), 0, 10.0, tmp_path, tmp_path)
 
 

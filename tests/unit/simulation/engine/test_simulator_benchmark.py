@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -13,6 +15,12 @@ from benchmarks.simulator import __main__ as simulator
 def test_a_compared_run_without_orders_and_cold_starts_is_refused() -> None:
     result = CliRunner().invoke(simulator.main, ["--requests", "50", "--compared", "50"])
     assert result.exit_code == 2 and "with 0 orders and 0 cold starts" in " ".join(result.output.split())
+
+
+def test_outside_of_the_source_tree_it_ends_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tests.unit.simulation.engine.oracle", None)
+    with pytest.raises(SystemExit, match="runs in the source tree, after make setup: import of tests"):
+        importlib.reload(simulator)
 
 
 @pytest.mark.slow
