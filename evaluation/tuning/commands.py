@@ -55,10 +55,10 @@ def tune(policy: str, trace: str, data: Path | None, out: Path, **options: Any) 
     Everything is simulated: a workload of the paper's on the modelled cluster, a custom pipeline on the machine of its
     profile.
     """
-    make_writable(out)
     asked = asked_for(options)
     workload, meter, seed = asked.workload, options["meter"], options["seed"]
     requests = _profiled(asked, trace, data, options)
+    make_writable(out)
     load = WindowLoad(
         Physics(workload, requests.most_tokens), requests, 0, requests.arrival_s.size, options["profile_s"]
     )
