@@ -14,7 +14,7 @@ AutoscalerError
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit, urlunsplit
+import re
 
 
 class AutoscalerError(Exception):
@@ -66,7 +66,7 @@ def in_words(error: Exception) -> str:
     return ": ".join(filter(None, (type(error).__name__, str(error))))
 
 
-def without_password(url: str) -> str:
-    """An address as logs show it: without the user and password that may stand in it."""
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+def without_password(text: str) -> str:
+    """An address, or a text that names some, as logs show it: without the user and password that may stand in one.
+    Up to the last @, as a password may hold a / that nobody encoded."""
+    return re.sub(r"//\S*@", "//", text)

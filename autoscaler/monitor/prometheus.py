@@ -222,7 +222,9 @@ class PrometheusSource:
         try:
             return read(self._client.custom_query(query, params={"time": time_s}))
         except _FAILURES as error:
-            why = f"{type(error).__name__}: {str(error)[:160]}"
+            why = type(error).__name__
+            if not isinstance(error, requests.exceptions.InvalidURL):  # it names what a password with a / is taken for
+                why += f": {str(error)[:160]}"
             asked = f"Prometheus at {without_password(self._url)} did not answer {query[:80]!r}"
             raise MetricsError(f"{asked} ({why})") from error
 

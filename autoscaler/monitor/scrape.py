@@ -130,10 +130,11 @@ class ScrapeSource:
                     if labels.get("job") in JOBS and self._is_here(labels)
                     for address in addresses
                 }
-            except requests.ConnectionError as error:  # its text is of retries and objects
+            except (requests.ConnectionError, requests.exceptions.InvalidURL) as error:
+                # Their texts are of retries and objects; of what a password with a / is taken for.
                 why = type(error).__name__
             except (requests.RequestException, ValueError, KeyError, TypeError, AttributeError) as error:
-                why = f"{type(error).__name__}: {str(error)[:160]}"
+                why = f"{type(error).__name__}: {without_password(str(error))[:160]}"
         raise MetricsError(f"the list of scrape targets at {self._shown} could not be read ({why})")
 
     def _is_here(self, labels: Mapping[str, str]) -> bool:

@@ -9,10 +9,11 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -48,6 +49,21 @@ def test_a_password_in_the_server_s_address_is_in_no_log(tmp_path: Path) -> None
     settings = ControllerSettings("http://admin:s3cret@g:8080", tmp_path, prometheus_url=address)
     assert "s3cret" not in str(shown(settings)) and shown(settings)["prometheus_url"] == "http://127.0.0.1:1"
     assert shown(replace(settings, prometheus_url=None))["prometheus_url"] is None
+
+
+@pytest.mark.parametrize("source", [lambda url: ScrapeSource(url, None), lambda url: PrometheusSource(url, "m")])
+@pytest.mark.parametrize("status", [404, 500, 503])
+def test_nor_is_it_where_the_server_answers_with_an_error(source: Callable[[str], Any], status: int) -> None:
+    """The text of requests' own error holds the whole address."""
+    with serve(lambda *_: (status, b"no")) as server:
+        problems = str(source(f"http://admin:s3%40cret@{server.address}").read(NOW_S, WINDOW_S).problems)
+    assert server.url in problems and str(status) in problems and "cret" not in problems
+
+
+@pytest.mark.parametrize("source", [lambda url: ScrapeSource(url, None), lambda url: PrometheusSource(url, "m")])
+def test_nor_where_it_holds_a_slash_that_nobody_encoded(source: Callable[[str], Any]) -> None:
+    problems = str(source("http://admin:s3/cret@h").read(NOW_S, WINDOW_S).problems)
+    assert "InvalidURL" in problems and "http://h" in problems and "cret" not in problems and "s3" not in problems
 
 
 @pytest.mark.parametrize(
