@@ -34,13 +34,12 @@ class Work:
         return (observation.tokens_per_s or 0.0) * self.token_s.get(function, 0.0)
 
     def is_known(self, function: str, observation: Observation) -> bool:
-        """Whether :meth:`busy` states the window's work: not where its tokens are not known, nor where there are some
-        and no CPU time of the function ever was."""
-        if not observation.requests:
-            return True
-        if observation.tokens_per_s is None:
-            return False
-        return not observation.tokens_per_s or function in self.token_s or function in self.sums
+        """Whether :meth:`busy` states the window's work: not where there are tokens and no CPU time of the function
+        ever was known, nor where there are none, or they are not known, and requests failed or are under way: tokens
+        count with their answers alone."""
+        if observation.tokens_per_s:
+            return function in self.token_s or function in self.sums
+        return not observation.requests and not observation.in_flight
 
     def after(self, observation: Observation) -> Work:
         """With a window more; functions whose CPU time is not known in it keep their sums, as all do in one in which

@@ -204,7 +204,7 @@ def _staffing_words(function: str, configuration: Configuration, work: Work, obs
     when = "while requests come" if burst is not None and burst.sleep_s is not None else "always"
     waiting, busy = 0 if burst is None else burst.standbys, work.busy(function, observation)
     is_known = work.is_known(function, observation)
-    size = f"work for {busy:.2g} replicas" if is_known else "CPU time or tokens are not known"
+    size = f"work for {busy:.2g} replicas" if is_known else "its work is not known"
     return f"{size}: {configuration.replicas} run {when}, {waiting} wait"
 
 

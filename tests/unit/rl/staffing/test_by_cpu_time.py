@@ -112,7 +112,11 @@ def test_segments_of_functions_that_run_get_standbys_or_are_left_to_another_poli
     [
         pytest.param({"cpu_utilisation": None}, {}, 5, id="CPU time"),
         pytest.param({}, {"tokens_per_s": None}, 5, id="tokens"),
-        pytest.param({"cpu_utilisation": None}, {"requests": 0.0, "tokens_per_s": 0.0}, 1, id="nothing came"),
+        pytest.param({}, {"requests": 0.0, "tokens_per_s": 0.0, "in_flight": 40.0}, 5, id="none answered"),
+        pytest.param({}, {"requests": 30.0, "tokens_per_s": 0.0, "in_flight": 0.0}, 5, id="all refused"),
+        pytest.param(
+            {"cpu_utilisation": None}, {"requests": 0.0, "tokens_per_s": 0.0, "in_flight": 0.0}, 1, id="nothing came"
+        ),
     ],
 )
 def test_without_a_plan_as_many_stay_as_there_are_where_the_work_is_not_known(
