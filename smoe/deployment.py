@@ -49,6 +49,8 @@ texts, and long ones, of which few texts make use, reserve no memory for one tha
 REPLY_S, TEXT_S = 62, 540
 """Longest reply behind of-watchdog, which cuts the connection then: an ingress answers within ``smoe_timeout`` (60 s),
 the gateways in front wait longer. A decoder's ingress streams texts for as long as they are written."""
+FINISH_S = 30
+"""Time to finish what was begun after SIGTERM, without a watchdog."""
 SETTLE_S, DRAIN_S = 5, 30
 """How long of-watchdog goes on after SIGTERM, whatever there is to do: until nobody calls a replica that goes any more.
 Segments of decoders go on with texts that they keep pages of (``smoe_drain``: 20 s)."""
@@ -111,8 +113,6 @@ class DeploymentSettings:
     """Tokens of an iteration with parts of prompts (``smoe_chunk_tokens``)."""
     profiles: str | None = None
     """Folder in which the ingress keeps what instances can do."""
-    write_timeout_s: int = 30
-    """Time to finish what was begun after SIGTERM, without a watchdog."""
     watchdog: bool = False
     """Whether of-watchdog stands before functions, as in their image: its times are part of the deployment then."""
     weights_from: str | None = None
@@ -249,7 +249,7 @@ def _times(manifest: Manifest, nodes: str, settings: DeploymentSettings) -> dict
     """How long a function may take. of-watchdog knows one time (``write_timeout``) for a reply and for the end of those
     under way after SIGTERM, by default waits as long before it ends, and gives calls up after ``exec_timeout``."""
     if not settings.watchdog:
-        return {"write_timeout": f"{settings.write_timeout_s}s"}
+        return {"write_timeout": f"{FINISH_S}s"}
     texts = manifest.task == "causal-lm"
     reply_s = TEXT_S if texts and nodes == "ingress" else REPLY_S
     stays_s = DRAIN_S if texts and "segment-" in nodes else SETTLE_S

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 
 from gateway.backends.kubernetes.api import Api, ApiError, UnreachableError
@@ -46,14 +46,13 @@ class PodLogs:
             return
         given_s = {line.instance: line.timestamp_s for line in lines}
         async for line in self._following(instance, since_s, given_s):
-            given_s[line.instance] = line.timestamp_s
             yield line
 
     async def _following(
-        self, instance: str | None, since_s: float | None, given_s: Mapping[str, float]
+        self, instance: str | None, since_s: float | None, given_s: dict[str, float]
     ) -> AsyncIterator[LogLine]:
-        """``given_s``: pod → time of its last line that was given. A log ends with its container and is refused before
-        that has started, so it is asked for again at the next change."""
+        """``given_s``: pod → time of its last line that was given or is in the queue. A log ends with its container and
+        is refused before that has started, so it is asked for again at the next change."""
         queue: asyncio.Queue[LogLine | None] = asyncio.Queue(_QUEUE_LINES)
         readers: dict[str, asyncio.Task[None]] = {}
 
@@ -61,7 +60,7 @@ class PodLogs:
             while (pods := self._chosen(instance)) is not None:
                 for pod in pods:
                     if pod not in readers or readers[pod].done():
-                        readers[pod] = asyncio.create_task(self._stream(pod, since_s, given_s.get(pod), queue))
+                        readers[pod] = asyncio.create_task(self._stream(pod, since_s, given_s, queue))
                 await self._changed()
                 await asyncio.sleep(AGAIN_S)
             await asyncio.wait(readers.values(), timeout=5.0) if readers else None
@@ -83,12 +82,14 @@ class PodLogs:
         return [line async for line in self._lines(pod, params)]
 
     async def _stream(
-        self, pod: str, since_s: float | None, given_s: float | None, queue: asyncio.Queue[LogLine | None]
+        self, pod: str, since_s: float | None, given_s: dict[str, float], queue: asyncio.Queue[LogLine | None]
     ) -> None:
-        begun_s = since_s if given_s is None else given_s
+        last_s = given_s.get(pod)
+        begun_s = since_s if last_s is None else last_s
         async for line in self._lines(pod, {**self._params(begun_s), "follow": "true"}):
-            if given_s is None or line.timestamp_s > given_s:
+            if last_s is None or line.timestamp_s > last_s:
                 await queue.put(line)
+                given_s[pod] = line.timestamp_s
 
     async def _lines(self, pod: str, params: dict[str, str]) -> AsyncIterator[LogLine]:
         """A pod that has no log (not started, gone) has no lines."""

@@ -13,7 +13,7 @@ from gateway.backends.kubernetes.live import (
 from gateway.backends.kubernetes.placement import placed
 from gateway.backends.kubernetes.secrets import CALLER_KEY
 from gateway.backends.kubernetes.settings import KubernetesSettings
-from gateway.backends.process.quantities import checked_quantity
+from gateway.backends.process.quantities import checked_quantity, duration_s
 from gateway.contract import FunctionSpec, InvalidSpecError
 from gateway.durations import parse_duration
 from platform_words.labels import POD_SETTINGS
@@ -190,11 +190,10 @@ def probes(spec: FunctionSpec) -> dict[str, Object]:
 
 
 def grace_s(spec: FunctionSpec) -> int:
-    """Time a pod has to end: to leave the endpoints, then to answer what it has begun. Raises InvalidSpecError."""
-    try:
-        return max(30, round(parse_duration(spec.env_vars.get("write_timeout") or "30s")) + SETTLE_S + 5)
-    except ValueError as error:
-        raise InvalidSpecError(f"envVars.write_timeout: {error}") from None
+    """Time a pod has to end: to leave the endpoints, to go on taking calls (``healthcheck_interval``, where it is set:
+    calls of a drain come until then), to answer the last. Raises InvalidSpecError."""
+    takes_s = duration_s(spec.env_vars, "healthcheck_interval", 0.0)
+    return max(30, round(takes_s + duration_s(spec.env_vars, "write_timeout", 30.0)) + SETTLE_S + 5)
 
 
 def node_selector(spec: FunctionSpec) -> dict[str, str]:

@@ -153,6 +153,7 @@ def test_a_pod_has_time_to_answer_what_it_has_begun() -> None:
         ({"env_vars": {"port": "1"}}, r"envVars\.port is set by this gateway"),
         ({"annotations": {"com.openfaas.health.http.periodSeconds": "soon"}}, "no duration"),
         ({"env_vars": {"write_timeout": "long"}}, "envVars.write_timeout"),
+        ({"env_vars": {"healthcheck_interval": "long"}}, "envVars.healthcheck_interval"),
     ],
 )
 def test_what_no_cluster_could_run_is_refused_with_a_sentence(changes: dict[str, Any], sentence: str) -> None:
