@@ -69,8 +69,8 @@ ENV NUMBA_CACHE_DIR=/tmp/numba \
     smoe_pipelines_dir=/var/smoe/pipelines \
     ready_path=/_/ready \
     read_timeout=60s \
-    write_timeout=60s \
-    exec_timeout=60s \
+    write_timeout=62s \
+    exec_timeout=62s \
     prefix_logs=false
 
 EXPOSE 8080

@@ -215,12 +215,13 @@ def watchdog_above() -> Callable[[], bool]:
 
 def threads_for(max_inflight: int) -> int:
     """A call holds a thread until its reply is sent: with fewer of them than calls that are let in, calls would wait
-    where no limit refuses them and no metric counts them."""
-    return min(MOST_THREADS, max(THREADS, max_inflight + SPARE_THREADS))
+    where no limit refuses them and no metric counts them. 0, no limit, has the most."""
+    return min(MOST_THREADS, max(THREADS, max_inflight + SPARE_THREADS)) if max_inflight else MOST_THREADS
 
 
 def serve(app: FunctionApp, host: str, port: int, threads: int = 0) -> None:
-    """Serve until SIGTERM, drain, return. Call on the main thread. ``threads`` 0: as many as calls may be in flight.
+    """Serve until SIGTERM, drain, return. Call on the main thread. ``threads`` 0: as many as calls may be in flight,
+    more once more may be, never fewer: idle ones would end first, and probes wait for those with a call to end.
 
     The watchdog in front passes SIGTERM on at once and goes on taking calls and sending them; so this keeps answering
     until the watchdog has ended or the time is up; under anything else, until no call has come for a while.
@@ -230,7 +231,7 @@ def serve(app: FunctionApp, host: str, port: int, threads: int = 0) -> None:
         signal.signal(number, lambda *_: stop.set())
     signal.signal(signal.SIGHUP, lambda *_: app.reload())
     connections: dict[int, Any] = {}
-    threads = threads or threads_for(app.server.settings.max_inflight)
+    grows, threads = not threads, threads or threads_for(app.server.settings.max_inflight)
     front = waitress.create_server(
         app,
         map=connections,
@@ -245,7 +246,10 @@ def serve(app: FunctionApp, host: str, port: int, threads: int = 0) -> None:
     thread.start()
     log.info("listening on %s:%d", host, port)
     while not stop.wait(1.0):  # a signal that comes just before a wait without end would never be seen
-        pass
+        if grows and (wanted := threads_for(app.server.settings.max_inflight)) > threads:
+            threads = wanted
+            front.adj.connection_limit = threads + CONNECTIONS
+            front.task_dispatcher.set_thread_count(threads)
     until_s = time.monotonic() + app.function_settings.write_timeout_s
     app.drain()
     while _unanswered(connections) and time.monotonic() < until_s:
