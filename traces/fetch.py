@@ -28,6 +28,8 @@ from traces.provenance import file_sha256
 from traces.published import Checksum, Published
 
 CHUNK_BYTES = 1 << 18
+MOST_BYTES = 16 << 30
+"""Largest file whose length neither its server nor the list of published ones states."""
 RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Statuses that another try may mend; every other one but 200 is a refusal."""
 Progress = Callable[[int, int | None], None]
@@ -116,7 +118,7 @@ class Download:
         self._reached = False
         self._server_md5 = ""
         self._checked = "nothing"
-        self._bar = _Bar(progress)
+        self._bar = _Bar(progress, (what.bytes if settings.check else None) or MOST_BYTES)
         self._get = pooch.HTTPDownloader(
             progressbar=self._bar,
             chunk_size=CHUNK_BYTES,
@@ -148,6 +150,7 @@ class Download:
     def __call__(self, url: str, output_file: str, files: Any) -> None:
         """One try into pooch's temporary file. What is raised here other than requests' errors ends the tries."""
         self._bar.reset()
+        self._bar.file = Path(output_file)
         self._get(url, output_file, files)
         if self._settings.check:
             self._checked = self._check(Path(output_file))
@@ -173,10 +176,10 @@ class Download:
         self._server_md5 = _server_md5(response)
 
     def _check(self, path: Path) -> str:
-        """Against what the file was checked. Raises FetchError when it is not the published one."""
+        """Against what the file was checked. Raises NotHereError when it is not the published one."""
         size, published_size = path.stat().st_size, self._what.bytes
         if published_size is not None and size != published_size:
-            raise FetchError(f"{self._what.name}: {size} bytes came, the published file has {published_size}")
+            raise NotHereError(f"{size} bytes came, the published file has {published_size}")
         wanted: list[tuple[str, Checksum]] = []
         if self._what.checksum is not None:
             wanted.append((self._what.checksum.kind, self._what.checksum))
@@ -185,9 +188,9 @@ class Download:
         for _, checksum in wanted:
             digest = digest_of(path, checksum.kind)
             if digest != checksum.value:
-                raise FetchError(
-                    f"{self._what.name}: the {checksum.kind} of what came is {digest[:16]}…, the published one is "
-                    f"{checksum.value[:16]}…; the download is removed. --no-check takes it as it is"
+                raise NotHereError(
+                    f"the {checksum.kind} of what came is {digest[:16]}…, the published one is "
+                    f"{checksum.value[:16]}…; the download is removed, --no-check takes it as it is"
                 )
         return wanted[0][0] if wanted else "size" if published_size is not None else "nothing"
 
@@ -212,12 +215,17 @@ class Download:
 class _Bar:
     """pooch's progress bar, which counts whole chunks, as calls of a :data:`Progress`."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, most_bytes: int) -> None:
+        """``most_bytes``: of a server that states no length."""
         self._progress = progress
+        self._most = most_bytes
         self.total = 0
+        self.file: Path | None = None
         self._done = 0
 
     def update(self, size: int) -> None:
+        if not self.total and size and self.file is not None and self.file.stat().st_size > self._most:
+            raise NotHereError(f"more than {self._most} bytes came, and the server stated no length")
         self._done = min(self._done + size, self.total or self._done + size)
         self._progress(self._done, self.total or None)
 

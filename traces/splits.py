@@ -59,7 +59,8 @@ def cuts(span_s: float) -> TimeCuts:
     hours = max(1, int(span_s // HOUR_S))
     unit_s = DAY_S if hours >= FEWEST_DAYS * 24 else HOUR_S
     units = -(-hours * HOUR_S // unit_s)
-    return TimeCuts(round(0.6 * units) * unit_s, round(0.8 * units) * unit_s)
+    training = round(0.6 * units) if units != 3 else 1  # rounded, three would leave none for validation
+    return TimeCuts(training * unit_s, round(0.8 * units) * unit_s)
 
 
 def assign(rows: IntArray, names: list[str], start_s: IntArray, span_s: float, by: SplitBy = "both") -> IntArray:

@@ -13,7 +13,8 @@ import pytest
 @dataclass
 class Script:
     """What the server does, answer by answer; the last one repeats. ``0`` to ``599``: that status. ``cut:N``: N
-    bytes of what was asked, then the connection ends. ``stall:N``: N bytes, then silence. ``whole``: all of it."""
+    bytes of what was asked, then the connection ends. ``stall:N``: N bytes, then silence. ``whole``: all of it.
+    ``endless``: all of it, again and again, without a length."""
 
     content: bytes = b""
     answers: list[str] = field(default_factory=lambda: ["whole"])
@@ -44,10 +45,13 @@ def _handler(script: Script) -> type[BaseHTTPRequestHandler]:
                 self.end_headers()
                 return
             self.send_response(200)
-            self.send_header("Content-Length", str(len(script.content)))
+            if answer != "endless":
+                self.send_header("Content-Length", str(len(script.content)))
             for name, value in script.headers.items():
                 self.send_header(name, value)
             self.end_headers()
+            while answer == "endless":
+                self.wfile.write(script.content)
             kind, _, count = answer.partition(":")
             self.wfile.write(script.content[: int(count)] if count else script.content)
             self.wfile.flush()

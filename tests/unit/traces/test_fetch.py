@@ -111,6 +111,20 @@ def test_without_internet_one_sentence_says_so(tmp_path: Path) -> None:
     assert f"put it at {tmp_path / 'one' / 'one.csv'}" in str(error.value) and "object at" not in str(error.value)
 
 
+def test_a_server_that_does_not_end_gives_way_to_the_next_address(server: Script, tmp_path: Path) -> None:
+    server.content, server.answers = CONTENT, ["endless", "whole"]
+    sound = Checksum("sha256", SHA256)
+    got = run(what(server.address, server.address, checksum=sound, size=len(CONTENT)), tmp_path)
+    assert got.checked == "sha256" and len(server.asked) == 2
+
+
+def test_another_file_gives_way_to_the_next_address(server: Script, tmp_path: Path) -> None:
+    server.content = CONTENT
+    with pytest.raises(FetchError, match=r"the sha256 .*; the sha256 .* Fetch it elsewhere"):
+        run(what(server.address, server.address, checksum=Checksum("sha256", "0" * 64)), tmp_path)
+    assert len(server.asked) == 2
+
+
 @pytest.mark.parametrize(
     ("checksum", "rule"),
     [
