@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -73,6 +74,11 @@ class Order:
         """Replicas by node as the gateway spreads them."""
         places = places_in(self.annotation)
         return spread(places, self.replicas) if places else {}
+
+    @property
+    def machines(self) -> frozenset[str]:
+        """Those that any number of replicas would be spread over."""
+        return frozenset(machine for machine, count in places_in(self.annotation).items() if count)
 
 
 class Coordinator:
@@ -291,17 +297,21 @@ class Coordinator:
         end_s = looked_s + self._options.switch_timeout_s
         desired = {name: order.by_node for name, order in orders.items()}
         settled, late = False, list(desired)
+
+        def reached(name: str, feed: Mapping[str, list[dict[str, Any]]]) -> bool:
+            return _is_reached(feed.get(name, []), desired[name], orders[name].machines if settled else None)
+
         with closing(self._client.follow_replicas()) as feed:
             for replicas in feed:
                 now_s = time.monotonic()
                 if late and now_s - looked_s >= LOOK_S:
                     desired |= self._resized(late, orders)
                     looked_s = now_s
-                late = [name for name in desired if not _is_reached(replicas.get(name, []), desired[name], settled)]
+                late = [name for name in desired if not reached(name, replicas)]
                 if not late and not settled:
                     yield time.monotonic()
                     settled = True
-                    late = [name for name in desired if not _is_reached(replicas.get(name, []), desired[name], settled)]
+                    late = [name for name in desired if not reached(name, replicas)]
                 if not late:
                     yield time.monotonic()
                     return
@@ -439,13 +449,19 @@ def _in_proportion(annotation: str, desired: Mapping[str, int]) -> bool:
     )
 
 
-def _is_reached(replicas: list[dict[str, Any]], desired: Mapping[str, int], settled: bool) -> bool:
-    ready: dict[str, int] = {}
-    for one in replicas:
-        if one["state"] == "ready":
-            ready[one["node"]] = ready.get(one["node"], 0) + 1
-        elif settled:
-            return False
-    return all(ready.get(node, 0) >= count for node, count in desired.items()) and (
-        not settled or sum(ready.values()) == sum(desired.values())
-    )
+def _is_reached(replicas: list[dict[str, Any]], desired: Mapping[str, int], settled_on: frozenset[str] | None) -> bool:
+    """Whether so many are there on each machine; with ``settled_on``, whether no others are left.
+
+    Standbys are there, as nothing but an activation keeps them from serving. How many a function with standbys has is
+    the gateway's to see to: it is settled when none starts, drains, or stands elsewhere than ``settled_on``.
+    """
+    there = Counter(one["node"] for one in replicas if one["state"] in ("ready", "standby"))
+    if any(there[machine] < count for machine, count in desired.items()):
+        return False
+    if settled_on is None:
+        return True
+    if there.total() < len(replicas):
+        return False
+    if any(one["state"] == "standby" for one in replicas):
+        return there.keys() <= settled_on
+    return there.total() == sum(desired.values())

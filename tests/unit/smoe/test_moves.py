@@ -101,6 +101,12 @@ STARTING = {"ready": "a", "starting": "b"}
         pytest.param(3, {"ready": "bbb", "draining": "a"}, False, id="an-old-one-is-left"),
         pytest.param(1, {"ready": "bb"}, False, id="one-too-many"),
         pytest.param(3, {"ready": "abb"}, False, id="on-another-node"),
+        pytest.param(1, {"ready": "b", "standby": "bbb"}, True, id="with-its-standbys"),
+        pytest.param(2, {"standby": "bb"}, True, id="all-of-them-asleep"),
+        pytest.param(1, {"ready": "b", "standby": "ba"}, False, id="a-standby-is-left"),
+        pytest.param(
+            1, {"ready": "b", "standby": "b", "draining": "a"}, False, id="an-old-one-is-left-beside-standbys"
+        ),
     ],
 )
 def test_a_move_ends_with_as_many_replicas_as_a_controller_wants_meanwhile(
