@@ -14,12 +14,13 @@ RUN apt-get update -q && apt-get install -y -q --no-install-recommends binutils
 COPY deploy/control-requirements.txt deploy/policy-requirements.txt ./
 ARG PIP_OPTIONS=""
 ARG POLICIES=yes
+# Compiled is what the last lines import.
 # What is in it is listed in /opt/venv/sbom.json (CycloneDX); Debian's packages are in /var/lib/dpkg/status.
 RUN python -m venv /opt/venv \
-    && /opt/venv/bin/pip install --no-cache-dir ${PIP_OPTIONS} -r control-requirements.txt \
+    && /opt/venv/bin/pip install --no-cache-dir --no-compile ${PIP_OPTIONS} -r control-requirements.txt \
         $(test "${POLICIES}" != yes || echo -r policy-requirements.txt) \
     && /opt/venv/bin/pip uninstall -y -q setuptools pip \
-    && python -m venv /opt/sbom && /opt/sbom/bin/pip install --no-cache-dir -q 'cyclonedx-bom>=7' \
+    && python -m venv /opt/sbom && /opt/sbom/bin/pip install --no-cache-dir --no-compile -q 'cyclonedx-bom>=7' \
     && /opt/sbom/bin/cyclonedx-py environment --output-reproducible -o /opt/venv/sbom.json /opt/venv/bin/python \
     && cd "$(/opt/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
     && rm -rf torch/include torch/share torch/test torch/bin/test_* torch/bin/*Test torch/bin/protoc* \

@@ -26,17 +26,19 @@ RUN apt-get update -q && apt-get install -y -q --no-install-recommends binutils
 COPY deploy/function-requirements.txt ./requirements.txt
 ARG PIP_OPTIONS=""
 ARG STORE_PACKAGES=""
+# Compiled is what the last lines import, and so what a function runs: most of torch is neither.
 # What is in it is listed in /opt/venv/sbom.json (CycloneDX); Debian's packages are in /var/lib/dpkg/status.
 RUN python -m venv /opt/venv \
-    && /opt/venv/bin/pip install --no-cache-dir ${PIP_OPTIONS} -r requirements.txt ${STORE_PACKAGES} \
+    && /opt/venv/bin/pip install --no-cache-dir --no-compile ${PIP_OPTIONS} -r requirements.txt ${STORE_PACKAGES} \
     && /opt/venv/bin/pip uninstall -y -q setuptools pip \
-    && python -m venv /opt/sbom && /opt/sbom/bin/pip install --no-cache-dir -q 'cyclonedx-bom>=7' \
+    && python -m venv /opt/sbom && /opt/sbom/bin/pip install --no-cache-dir --no-compile -q 'cyclonedx-bom>=7' \
     && /opt/sbom/bin/cyclonedx-py environment --output-reproducible -o /opt/venv/sbom.json /opt/venv/bin/python \
     && cd "$(/opt/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
     && rm -rf torch/include torch/share torch/test torch/bin/test_* torch/bin/*Test torch/bin/protoc* \
     && find sympy numba numpy networkx -type d -name tests -prune -exec rm -rf {} + \
     && find torch/lib llvmlite -name '*.so' -exec strip --strip-unneeded {} + \
-    && /opt/venv/bin/python -c 'import flask, networkx, numba, numpy, orjson, safetensors, sympy, tokenizers, torch, torch.export'
+    && /opt/venv/bin/python -c 'import click, flask, fsspec, httptools, jsonschema, networkx, numba, numpy, orjson, prometheus_client' \
+    && /opt/venv/bin/python -c 'import rich.console, safetensors.torch, sympy, tokenizers, torch.export, uvloop, waitress, xxhash'
 
 FROM python:${PYTHON_VERSION}-slim
 COPY --from=watchdog /fwatchdog /usr/bin/fwatchdog
