@@ -76,7 +76,7 @@ def _done(command: list[str], folder: Path, timeout_s: float = 600) -> str:
 @pytest.mark.timeout(900)
 def test_the_main_job_scales_experts_one_by_one_and_says_why(installed: tuple[Path, Path], tmp_path: Path) -> None:
     programs, opened = installed
-    printed = _done([str(programs / "smoe"), "demo", "--seconds", "25", "--no-baseline"], tmp_path)
+    printed = _done([str(programs / "smoe"), "demo", "--seconds", "25"], tmp_path)
     assert "equal the whole model's" in printed and "experts were scaled" in printed
     numbers = json.loads((tmp_path / "smoe-demo" / "report.json").read_text())
     assert numbers["requests"]["ok"] > 0
