@@ -4,6 +4,7 @@ commands whose ``--help`` shows the options that matter most.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import importlib
 import math
@@ -73,7 +74,7 @@ class LazyGroup(click.Group):
                 "pip install 'WHEEL[rl]', or make setup in the source tree"
             )
             raise click.UsageError(message) from error
-        _take_finite_numbers_only(command)
+        command = _of_finite_numbers(command)
         return folded(command, entry.essential, entry.sections) if entry.essential else command
 
     def resolve_command(
@@ -115,14 +116,16 @@ class _Finite:
         return value if self.inner is None else self.inner(ctx, option, value)
 
 
-def _take_finite_numbers_only(command: click.Command) -> None:
-    """Has every option of ``command``, or of a group's commands, refuse nan and infinity. Again it changes nothing."""
-    if isinstance(command, click.Group):
-        for inner in command.commands.values():
-            _take_finite_numbers_only(inner)
-    for option in command.params:
-        if not isinstance(option.callback, _Finite):
-            option.callback = _Finite(option.callback)
+def _of_finite_numbers(command: click.Command) -> click.Command:
+    """``command``, or a group with its commands, whose options refuse nan and infinity. What is given stays as it is:
+    its module has it too."""
+    copied = copy.copy(command)
+    copied.params = [copy.copy(option) for option in command.params]
+    for option in copied.params:
+        option.callback = _Finite(option.callback)
+    if isinstance(copied, click.Group):
+        copied.commands = {name: _of_finite_numbers(inner) for name, inner in copied.commands.items()}
+    return copied
 
 
 @contextmanager

@@ -94,7 +94,7 @@ def test_what_a_core_is_comes_from_the_gateway_of_the_state_folder(
     [
         (["--interval", "soon"], "'soon' is not a valid seconds"),
         (["--interval", "-3"], "-3.0 is not in the range 0<x<86400"),
-        (["--interval", "nan"], "a finite number"),  # by its settings, or before by `smoe` where that has loaded it
+        (["--interval", "nan"], "interval_s is nan; it should be a finite number"),
         (["--policy", "magic"], "'magic'"),
         (["--password-file", "/none"], "does not exist"),
         (["--pipeline", "other", "--manifest", "pipelines/tiny"], "say smoe autoscale tiny"),
