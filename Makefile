@@ -18,9 +18,9 @@ endif
 ifdef PIP_EXTRA_INDEX_URL
 export UV_INDEX ?= $(PIP_EXTRA_INDEX_URL)
 endif
-PIP := -m pip install --quiet --disable-pip-version-check
+PIP := -m pip install --quiet --disable-pip-version-check --no-compile
 install = $(BIN)/uv pip install --quiet --system-certs --python $(1)/bin/python $(2) \
-	|| { echo "note: uv could not; pip goes on, for minutes"; $(1)/bin/python $(PIP) --no-compile $(2); }
+	|| { echo "note: uv could not; pip goes on, for minutes"; $(1)/bin/python $(PIP) $(2); }
 
 .PHONY: help setup run test test-fast test-cluster test-clients lint format type imports bench dist image notebooks docs clean
 
@@ -77,7 +77,7 @@ CLIENTS := $(VENV)/clients
 $(CLIENTS)/.installed: $(STAMP) Makefile
 	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(CLIENTS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/main.pth"
-	@$(CLIENTS)/bin/python $(PIP) --no-compile langchain-openai==1.7.4 litellm==1.110.2 'lm-eval[api]==0.4.13' guidellm==0.8.1
+	@$(CLIENTS)/bin/python $(PIP) langchain-openai==1.7.4 litellm==1.110.2 'lm-eval[api]==0.4.13' guidellm==0.8.1
 	if command -v npm >/dev/null; then npm install --silent --prefix $(CLIENTS) openai@6.49.0 ai@6.0.326 @ai-sdk/openai-compatible@2.0.92; fi
 	@touch $@
 
