@@ -178,8 +178,8 @@ class ControllerSettings(Checked):
             ("stalled_s", self.stalled_s is None or self.stalled_s > self.interval_s, f"above {self.interval_s}"),
             ("policy", self.policy == AUTO or is_policy(self.policy), f"one of {names}, {OTHERS}"),
             ("plan", self.plan is not None or not stored, f"a file, for {self.policy} runs a stored plan"),
-            ("gateway_url", _is_url(self.gateway_url), "an http or https address"),
-            ("prometheus_url", self.prometheus_url is None or _is_url(self.prometheus_url), "an http address"),
+            ("gateway_url", is_url(self.gateway_url), "an http or https address"),
+            ("prometheus_url", self.prometheus_url is None or is_url(self.prometheus_url), "an http address"),
             ("namespace", bool(_LABEL.fullmatch(self.namespace)), "a name of Kubernetes: a-z, 0-9 and -"),
             ("kubernetes_namespace", home, f"none next to namespace {self.namespace}: only {NAMESPACE} is a home"),
             ("lease", self.lease is None or self.platform == "kubernetes", "none: this platform has no leases"),
@@ -191,7 +191,8 @@ class ControllerSettings(Checked):
         )
 
 
-def _is_url(text: str) -> bool:
+def is_url(text: str) -> bool:
+    """Whether this is an http or https address."""
     parts = urlsplit(text)
     return parts.scheme in ("http", "https") and bool(parts.netloc)
 

@@ -51,10 +51,10 @@ COMMANDS = {
     ),
     "down": LazyCommand("smoe.commands.service", "down", "stop the gateway and every function", EVERY_DAY),
     "status": LazyCommand("smoe.commands.status", "status", "functions, replicas, limits, usage", EVERY_DAY),
-    "invoke": LazyCommand("smoe.commands.service", "invoke", "send text to a pipeline and print the answer", EVERY_DAY),
+    "invoke": LazyCommand("smoe.commands.calling", "invoke", "send text to a pipeline and print the answer", EVERY_DAY),
     "chat": LazyCommand("smoe.commands.chat", "chat", "talk to a decoder in the terminal", EVERY_DAY),
     "top": LazyCommand("smoe.commands.top", "top", "live view of a running pipeline", EVERY_DAY),
-    "logs": LazyCommand("smoe.commands.service", "logs", "show or follow a function's log", EVERY_DAY),
+    "logs": LazyCommand("smoe.commands.calling", "logs", "show or follow a function's log", EVERY_DAY),
     "autoscale": LazyCommand(
         "autoscaler.commands",
         "autoscale",

@@ -20,6 +20,7 @@ from autoscaler.contract import NAMESPACE, SLO_QUANTILE
 from autoscaler.errors import MetricsError, without_password
 from autoscaler.monitor.answers import Rows, untimed
 from autoscaler.monitor.catalogue import METRICS
+from autoscaler.monitor.failures import in_few_words
 from autoscaler.state.readings import SHAPES, Buckets, Job, Key, Readings, Series
 
 TRIES = 2
@@ -222,11 +223,8 @@ class PrometheusSource:
         try:
             return read(self._client.custom_query(query, params={"time": time_s}))
         except _FAILURES as error:
-            why = type(error).__name__
-            if not isinstance(error, requests.exceptions.InvalidURL):  # it names what a password with a / is taken for
-                why += f": {str(error)[:160]}"
             asked = f"Prometheus at {without_password(self._url)} did not answer {query[:80]!r}"
-            raise MetricsError(f"{asked} ({why})") from error
+            raise MetricsError(f"{asked} ({in_few_words(error)})") from error
 
 
 _FAILURES = (

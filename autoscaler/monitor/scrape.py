@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from autoscaler.contract import NAMESPACE
 from autoscaler.errors import MetricsError, without_password
 from autoscaler.monitor.catalogue import METRICS, SAMPLES
+from autoscaler.monitor.failures import in_few_words
 from autoscaler.monitor.growth import JOBS, Samples, TargetHistory, readings_of
 from autoscaler.state.readings import LARGEST, Readings
 
@@ -130,11 +131,8 @@ class ScrapeSource:
                     if labels.get("job") in JOBS and self._is_here(labels)
                     for address in addresses
                 }
-            except (requests.ConnectionError, requests.exceptions.InvalidURL) as error:
-                # Their texts are of retries and objects; of what a password with a / is taken for.
-                why = type(error).__name__
             except (requests.RequestException, ValueError, KeyError, TypeError, AttributeError) as error:
-                why = f"{type(error).__name__}: {without_password(str(error))[:160]}"
+                why = in_few_words(error)
         raise MetricsError(f"the list of scrape targets at {self._shown} could not be read ({why})")
 
     def _is_here(self, labels: Mapping[str, str]) -> bool:

@@ -209,6 +209,11 @@ def seconds_of(deployment: dict[str, Any]) -> dict[str, float]:
     return {name: duration_s(name, text) for name, text in deployment["envVars"].items() if name in names}
 
 
+def test_a_stack_file_for_what_is_no_address_is_refused() -> None:
+    refused = CliRunner().invoke(stack, ["minilm", "--gateway", "notaurl"])
+    assert refused.exit_code == 2 and "'notaurl' is no http or https address" in refused.output
+
+
 def test_the_stack_file_holds_what_faas_cli_needs(manifest: Manifest) -> None:
     stack = yaml.safe_load(render_stack(manifest, gateway="http://gateway.example:8080"))
     assert stack["version"] == "1.0"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from smoe.commands import service
+from smoe.commands import calling
 
 
 class Client:
@@ -50,8 +50,8 @@ def test_a_decoder_s_sampling_is_asked_for_as_given(
     options: list[str], asked: dict[str, Any], option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = Client("causal-lm")
-    monkeypatch.setattr(service.GatewayClient, "from_state", lambda state: client)
-    done = CliRunner().invoke(service.invoke, ["the cat", option, "mine", *options])
+    monkeypatch.setattr(calling.GatewayClient, "from_state", lambda state: client)
+    done = CliRunner().invoke(calling.invoke, ["the cat", option, "mine", *options])
     assert (done.exit_code, done.stdout) == (0, "and so on\n")
     assert client.asked == [("mine", {"inputs": "the cat", "max_new_tokens": 32, **asked})]
 
@@ -71,15 +71,15 @@ def test_the_first_word_is_the_pipeline_where_one_is_called_so(
     words: list[str], standard_input: str, name: str, inputs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = Client("embedding")
-    monkeypatch.setattr(service.GatewayClient, "from_state", lambda state: client)
-    done = CliRunner().invoke(service.invoke, words, input=standard_input)
+    monkeypatch.setattr(calling.GatewayClient, "from_state", lambda state: client)
+    done = CliRunner().invoke(calling.invoke, words, input=standard_input)
     assert done.exit_code == 0, done.output
     assert client.asked == [(name, {"inputs": inputs})]
 
 
 @pytest.mark.parametrize("options", [["--temperature", "-1"], ["--top-k", "-1"], ["--seed", "x"]])
 def test_sampling_beyond_what_the_api_takes_is_refused_before_anything_is_sent(options: list[str]) -> None:
-    refused = CliRunner().invoke(service.invoke, ["the cat", *options])
+    refused = CliRunner().invoke(calling.invoke, ["the cat", *options])
     assert refused.exit_code == 2 and options[0] in refused.output
 
 
@@ -94,9 +94,9 @@ def test_logits_are_asked_for_and_the_likeliest_shown_and_what_to_do_next_to_a_p
     options: list[str], shown: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, then = Client("causal-lm"), list[str]()
-    monkeypatch.setattr(service.GatewayClient, "from_state", lambda state: client)
-    monkeypatch.setattr(service, "print_next", then.append)
-    done = CliRunner().invoke(service.invoke, ["mine", "the cat", "--logits", *options])
+    monkeypatch.setattr(calling.GatewayClient, "from_state", lambda state: client)
+    monkeypatch.setattr(calling, "print_next", then.append)
+    done = CliRunner().invoke(calling.invoke, ["mine", "the cat", "--logits", *options])
     assert done.stdout.splitlines() == shown
     assert client.asked == [("mine", {"inputs": "the cat", "max_new_tokens": 32, "logits": True})]
-    assert then == ([] if options else [service.after_invoke("mine", "")])
+    assert then == ([] if options else [calling.after_invoke("mine", "")])

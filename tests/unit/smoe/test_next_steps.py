@@ -12,7 +12,7 @@ from autoscaler import commands as autoscaling
 from moe import commands as making
 from rl.train import commands as training
 from simulation.workloads.custom import CustomPipeline
-from smoe.commands import compare, evaluate, lines, profiling, profiling_decoder, service, status, top
+from smoe.commands import calling, compare, evaluate, lines, profiling, profiling_decoder, service, status, top
 from tests.docs.test_pages import command_of, commands_in
 from traces import replay_command
 
@@ -32,10 +32,10 @@ LINES = {
     "pipeline inspect": making.after_inspect(OUT),
     "pipeline remove": service.after_remove("minilm", ""),
     "pipeline remove elsewhere": service.after_remove("minilm", GATEWAY),
-    "invoke": service.after_invoke("minilm", STATE),
-    "invoke elsewhere": service.after_invoke("minilm", GATEWAY),
-    "logs": service.after_logs("minilm-expert-0-1", STATE),
-    "logs elsewhere": service.after_logs("minilm-expert-0-1", GATEWAY),
+    "invoke": calling.after_invoke("minilm", STATE),
+    "invoke elsewhere": calling.after_invoke("minilm", GATEWAY),
+    "logs": calling.after_logs("minilm-expert-0-1", STATE),
+    "logs elsewhere": calling.after_logs("minilm-expert-0-1", GATEWAY),
     "status": status.after_status((), ("minilm", "mine"), STATE),
     "status without pipelines": status.after_status((), (), GATEWAY),
     "status of what does not start": status.after_status(("mine", "minilm"), ("minilm",), GATEWAY),
