@@ -51,7 +51,7 @@ from benchmarks.fidelity.runs import (
     send_singles,
     steps,
 )
-from benchmarks.harness.options import PRESENT, benchmark, listed
+from benchmarks.harness.options import POSITIVE, PRESENT, benchmark, listed
 from benchmarks.harness.replay_process import ReplayProcess
 from benchmarks.harness.report import in_words, print_result, print_table, progress
 from benchmarks.harness.running import local_gateway, running_pipeline
@@ -227,6 +227,9 @@ def print_compared(title: str, what: str, rows: Iterable[tuple[str, dict[str, An
     "--in-loop", "named", type=click.Choice(list(SETTINGS)), default="paper-experts", help="Pipeline of policies."
 )
 @click.option("--repeats", default=2, type=click.IntRange(1, 10), help="Of each policy.")
+@click.option("--cpu-scale", type=POSITIVE, help="In the loop: real cores per configured one. [default: its own]")
+@click.option("--mean-rps", type=POSITIVE, help="In the loop. [default: its own]")
+@click.option("--slo-ms", type=POSITIVE, help="In the loop. [default: its own]")
 @click.option("--record", type=click.Path(path_type=Path), help="Keep what was measured of cells in this file.")
 @click.option("--replay", type=PRESENT, help="Compare with such a file; nothing is measured.")
 @click.option(
@@ -234,8 +237,10 @@ def print_compared(title: str, what: str, rows: Iterable[tuple[str, dict[str, An
 )
 def main(
     profile: Path | None, seconds: float, count: int, runs: int, policies: tuple[str, ...], named: str, repeats: int,
+    cpu_scale: float | None, mean_rps: float | None, slo_ms: float | None,
     record: Path | None, replay: Path | None, looped: Path | None,
 ) -> None:  # fmt: skip
+    setting = SETTINGS[named].other(cpu_scale, mean_rps, slo_ms)
     rows: list[dict[str, Any]] = []
     if replay is not None:
         rows = compare_all(load_records(replay), profile)
@@ -245,9 +250,9 @@ def main(
     in_loop: dict[str, Any] = {}
     if policies and replay is None:
         with progress(len(policies) * repeats) as show:
-            records = run_policies(SETTINGS[named], policies, repeats, show, looped, profile)
-        rows_of_policies = simulate_all(SETTINGS[named], records, profile)
-        in_loop = compare_policies(rows_of_policies, 1000 * SETTINGS[named].slo_s)
+            records = run_policies(setting, policies, repeats, show, looped, profile)
+        rows_of_policies = simulate_all(setting, records, profile)
+        in_loop = compare_policies(rows_of_policies, 1000 * setting.slo_s)
         title = f"policies in the loop; λ {in_loop['slo_ms']:.0f} ms"
         print_compared(title, "policy", ((row["policy"], row) for row in in_loop["policies"]), 2)
     result: dict[str, Any] = {**in_loop, "cores": os.cpu_count(), "cells": rows}

@@ -16,6 +16,7 @@ Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 AT_LEAST_1 = click.IntRange(1)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 PRESENT = click.Path(path_type=Path, exists=True)
+POSITIVE = click.FloatRange(min=0, min_open=True)
 
 
 def benchmark(main: Callable[..., Any]) -> click.Command:
