@@ -142,14 +142,14 @@ class Physics:
 
     def _at_best(self, at: Ints) -> tuple[Floats, Floats, Floats, Floats]:
         """Work, pace, use and bucket of the rows ``at``. On a shared machine those of the best that can happen to a
-        call there: it comes right after another, all of its batch are computed in the time of one, and its limit lets
-        it have what a core has kept of a quota, one that no core has taken, one more that is granted at once, and what
-        it overruns until a tick."""
+        call there: it comes right after another, with as many requests in flight as make it quickest, all of its batch
+        are computed in the time of one, and its limit lets it have what a core has kept of a quota, one that no core
+        has taken, one more that is granted at once, and what it overruns until a tick."""
         tables = self._tables
         use, bucket = tables.use[at, 1:], tables.bucket[at]
         if self.workload.host is None:
             return tables.work[at], tables.pace[at, 1:], use, bucket
-        work = tables.again[at, : tables.seconds.shape[1]]
+        work = tables.again[at, : tables.seconds.shape[1]] * tables.in_flight[at].min(axis=1, keepdims=True)
         at_once = 2 * bucket[:, BURST] + np.maximum(bucket[:, BURST], KEPT_S) + tables.tick_s
         return work, np.ones_like(use), use, np.stack([at_once, bucket[:, REFILL]], axis=1)
 

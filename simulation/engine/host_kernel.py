@@ -85,6 +85,11 @@ def begin_batch(node: int, r: int, seconds: Floats, rules: Rules, replicas: Repl
     clock, slot, slots = replicas.clock[node], replicas.slot[node], replicas.end.shape[2]
     ends, calls, row, size = replicas.end[node, r], replicas.call[node, r], slot[ROW, r], slot[ACTIVE, r]
     tokens, whole, apart_s, slow_s = rules.counts[rules.source[node]], 0, 0.0, 0.0
+    more_s = (size - 1) * rules.rows.further[row]
+    if slot[WAS_STOPPED, r]:
+        more_s += rules.rows.after_stop[row]
+        if rules.rows.cold[row] > 0:
+            seconds = rules.rows.work
     for k in range(size):
         request = calls[(slot[HEAD, r] + k) & (slots - 1)]
         alone_s = seconds[row, tokens[request]]
@@ -92,7 +97,6 @@ def begin_batch(node: int, r: int, seconds: Floats, rules: Rules, replicas: Repl
         whole += tokens[request]
         apart_s += alone_s
         slow_s += alone_s * factor * rules.slow[request] * passes.cold[request]
-    more_s = rules.rows.after_stop[row] if slot[WAS_STOPPED, r] else 0.0
     end = clock[VIRTUAL, r] + (seconds[row, whole] + more_s) * (slow_s / apart_s)
     slot[BATCH, r], slot[WAS_STOPPED, r] = size, 0
     for k in range(size):
@@ -195,11 +199,12 @@ def deal_out(rules: Rules, replicas: Replicas, busy: int, running: Ints, active:
 @inner
 def following(
     rules: Rules, replicas: Replicas, running: Ints, active: int, given: Floats, speed: Floats, slow: float,
-    next_s: float, what: int, now_s: float,
+    inside: int, next_s: float, what: int, now_s: float,
 ) -> tuple[float, int, int]:  # fmt: skip
     """When what comes next, if that is before ``next_s``: a replica's number in ``running``, and which of the events
     from ``DONE`` on. Fills ``speed [active]``: virtual seconds in a second, where everything takes ``slow`` times its
-    CPU seconds."""
+    CPU seconds, and ``inside`` requests are in flight."""
+    among = min(max(inside, 1), rules.rows.in_flight.shape[1]) - 1
     event = DONE
     for k in range(active):
         node, r = running[0, k], running[1, k]
@@ -215,7 +220,7 @@ def following(
             if goes_on_s < next_s:
                 next_s, what, event = goes_on_s, k, GOES_ON
             continue
-        speed[k] = given[k] / rules.rows.use[row, size] / slow
+        speed[k] = given[k] / rules.rows.use[row, size] / slow / rules.rows.in_flight[row, among]
         left_s = max(0.0, replicas.end[node, r, replicas.slot[node, HEAD, r]] - clock[VIRTUAL, r])
         if now_s + left_s / speed[k] < next_s:
             next_s, what, event = now_s + left_s / speed[k], k, DONE
@@ -380,7 +385,9 @@ def run_host(
         line_s = now_s + passes.line_left[0] * slow / share if line[WAITING] > 0 else FAR
         front_s = now_s + passes.front_left[0] / share if front[WAITING] > 0 else FAR
         next_s, what = next_server(end_s, control_s, line_s, front_s)
-        next_s, what, event = following(rules, replicas, running, active, given, speed, slow, next_s, what, now_s)
+        next_s, what, event = following(
+            rules, replicas, running, active, given, speed, slow, line[INSIDE], next_s, what, now_s
+        )
         if line[COME] < last and rules.reached[line[COME]] < next_s:
             next_s, what = max(now_s, rules.reached[line[COME]]), ARRIVAL
         move_on(rules, replicas, meters, running, active, given, speed, next_s - now_s, next_s)

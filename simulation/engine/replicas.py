@@ -61,6 +61,9 @@ class Rows(NamedTuple):
     bucket: Floats
     stop: Floats
     after_stop: Floats
+    cold: Floats
+    further: Floats
+    in_flight: Floats
     noise: Floats
 
 

@@ -11,9 +11,11 @@ from simulation.engine import kernel
 from simulation.engine.errors import SimulationError
 from simulation.engine.kernel import ATOMS
 from simulation.engine.replicas import REFILL, Limits, Rows
-from simulation.latency.contract import LimitedLatencyModel, NodeCost, Noise
+from simulation.latency.contract import ALONE, LimitedLatencyModel, NodeCost, Noise
 from simulation.workloads.workload import Workload
 
+MOST_IN_FLIGHT = 8
+"""Requests in flight that are distinguished; more are as these."""
 DIGITS = 12
 """Seconds are rounded to a picosecond, so that libraries of other machines give the same table."""
 
@@ -26,9 +28,11 @@ class ResourceTables:
     [rows, calls + 1]``, how fast each of m calls at once goes, and ``stretch``, its inverse; ``use [rows, calls + 1]``,
     cores in use meanwhile; ``bucket [rows, 2]``, burst (there: quota) and refill of the CPU limit (0 and 1: none);
     ``stop [rows]``, seconds more for each time that a limit stops a call there, and ``after_stop [rows]``, of the one
-    right after it; ``noise [rows, ATOMS]``. For those who plan without a clock: ``seconds [rows, tokens + 1]`` and
-    ``rate [rows, calls + 1]``, the same as ``work`` and ``pace`` in the mean under the limit; ``used [rows]``: share of
-    the resource in use while serving.
+    right after it, ``cold [rows]`` 1 where that one takes ``work``; ``further [rows]``, seconds of each call of a batch
+    but the first, besides its tokens; ``in_flight [rows, MOST_IN_FLIGHT]``, times the seconds of a call while so many
+    requests are in flight; ``noise [rows, ATOMS]``. For those who plan without a clock: ``seconds [rows, tokens + 1]``
+    and ``rate [rows, calls + 1]``, the same as ``work`` and ``pace`` in the mean under the limit; ``used [rows]``:
+    share of the resource in use while serving.
     """
 
     def __init__(self, workload: Workload, most_tokens: int, most_calls: int) -> None:
@@ -45,6 +49,9 @@ class ResourceTables:
         self.bucket: Floats = np.zeros((0, 2))
         self.stop: Floats = np.zeros(0)
         self.after_stop: Floats = np.zeros(0)
+        self.cold: Floats = np.zeros(0)
+        self.further: Floats = np.zeros(0)
+        self.in_flight: Floats = np.zeros((0, MOST_IN_FLIGHT))
         self.noise: Floats = np.zeros((0, ATOMS))
         self.used: Floats = np.zeros(0)
         self.tick_s = 0.0
@@ -65,8 +72,8 @@ class ResourceTables:
     @property
     def rows(self) -> Rows:
         """What compiled code reads."""
-        stops = self.stop, self.after_stop
-        return Rows(self.work, self.again, self.pace, self.stretch, self.use, self.bucket, *stops, self.noise)
+        stops, others = (self.stop, self.after_stop, self.cold), (self.further, self.in_flight)
+        return Rows(self.work, self.again, self.pace, self.stretch, self.use, self.bucket, *stops, *others, self.noise)
 
     @property
     def limits(self) -> Limits:
@@ -81,6 +88,7 @@ class ResourceTables:
         seconds = work[: self.seconds.shape[1]]
         rate = _rates(where, calls, model.speedup(cost, typical, cores, share, calls))
         pace, use, bucket, stop_s, after_stop_s = rate, np.ones(calls.size), (0.0, 1.0), 0.0, 0.0
+        sharing, cold = ALONE, False
         if isinstance(model, LimitedLatencyModel):
             limit = model.throttle(cost, cores, share)
             work = _checked(where, model.work_seconds(cost, whole, share))
@@ -91,6 +99,7 @@ class ResourceTables:
             at_once = limit.burst_s if self._workload.host is None else limit.quota_s
             bucket = round(float(at_once), DIGITS), round(float(limit.refill), DIGITS)
             self.tick_s, stop_s, after_stop_s = limit.tick_s, limit.stop_s, float(limit.after_stop_s)
+            sharing, cold = model.sharing(cost, share), limit.cold
         if not (np.isfinite(bucket).all() and bucket[0] >= 0 and 0 < bucket[1] <= 1):
             raise SimulationError(f"{where}: a limit holds 0 CPU seconds or more and refills at 0 to 1, got {bucket}")
         self.seconds = np.vstack([self.seconds, seconds])
@@ -103,6 +112,11 @@ class ResourceTables:
         self.bucket = np.vstack([self.bucket, bucket])
         self.stop = np.append(self.stop, stop_s)
         self.after_stop = np.append(self.after_stop, after_stop_s)
+        self.cold = np.append(self.cold, float(cold))
+        self.further = np.append(self.further, sharing.further_s)
+        among = np.resize(np.array(sharing.in_flight[-1:]), MOST_IN_FLIGHT)
+        among[: len(sharing.in_flight)] = sharing.in_flight[:MOST_IN_FLIGHT]
+        self.in_flight = np.vstack([self.in_flight, among])
         self.noise = np.vstack([self.noise, atoms_of(model.noise(cost, share > 0))])
         self.used = np.append(self.used, float(model.utilisation(cost, typical, cores, share)))
         return self.used.size - 1

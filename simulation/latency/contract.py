@@ -150,6 +150,34 @@ class Throttle:
     after_stop_s: Floats | float = 0.0
     """CPU seconds more of a product that begins after a stop: all that a call does is cold then, not only what was
     under way."""
+    cold: bool = False
+    """Whether ``after_stop_s`` is added to what a call takes that finds its replica idle (``work_seconds``); else to
+    that of one right after another (``again_seconds``)."""
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """What calls cost where they are not alone on the machine."""
+
+    further_s: float = 0.0
+    """CPU seconds of each call of a batch but the first, besides those of its tokens: it is read and answered by
+    itself."""
+    in_flight: tuple[float, ...] = (1.0,)
+    """How many times its CPU seconds a call takes while one request is in flight, two, three and so on; the last also
+    for more. Where more are, machine and caches rest less between calls."""
+
+    @property
+    def least(self) -> float:
+        """The least of ``in_flight``."""
+        return min(self.in_flight)
+
+    def times(self, requests: int) -> float:
+        """``in_flight`` of so many, at least one."""
+        return self.in_flight[min(requests, len(self.in_flight)) - 1]
+
+
+ALONE = Sharing()
+"""Others change nothing."""
 
 
 @runtime_checkable
@@ -177,6 +205,9 @@ class LimitedLatencyModel(LatencyModel, Protocol):
     def core_use(self, node: NodeCost, tokens: ArrayLike, calls: ArrayLike, gpu_share: ArrayLike = 0.0) -> Floats:
         """Cores (0 to 1) in use while the bucket holds and ``calls`` calls of ``tokens`` tokens are in service. Arrays
         broadcast: [...] in, [...] out."""
+
+    def sharing(self, node: NodeCost, gpu_share: float = 0.0) -> Sharing:
+        """What calls cost next to others on the same machine."""
 
     def throttle(self, node: NodeCost, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Throttle:
         """The bucket of a replica."""

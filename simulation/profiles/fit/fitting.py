@@ -22,8 +22,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from simulation.arrays import Floats
+from simulation.latency.contract import ALONE, Sharing
 from simulation.profiles.fit.curves import Curve, Tables, additive_fill, falling_with_share, monotone, monotone_table
 from simulation.profiles.fit.rows import Row
+from simulation.profiles.fit.sharing import fit_sharing
 from simulation.profiles.fit.stops import FULL, Stops, fit_stops
 from simulation.profiles.measure.throttle import Limit, busy_call_s, idle_call_s, limit_of, mean_idle_s
 from simulation.profiles.model.errors import ProfileError
@@ -63,6 +65,8 @@ class NodeFit:
     """CPU seconds of a call within a pass, over those of one that is sent by itself (``work``); 1 where unknown."""
     counted_stops: Stops | None = None
     """What stops cost within passes; None where that was not measured."""
+    sharing: Sharing = ALONE
+    """What calls cost next to others."""
 
     @cached_property
     def stops(self) -> Stops:
@@ -127,7 +131,16 @@ def fit_node(name: str, rows: Sequence[Row]) -> NodeFit:
     scale = median(mean_s(row) / median_s(row) for row in full)
     hot = [row for row in busy if row.concurrency == 1 and row.share >= FULL]
     within = [cpu_s(row) / float(work(row.tokens)) for row in rows if row.family == "in_pass"]
-    together = _together(busy)
+    together, most = _together(busy), max(row.tokens for row in alone)
+    in_pass = median(within) if within else 1.0
+    counted = [row for row in rows if row.family == "stopped"]
+    sharing = fit_sharing(
+        [row for row in busy if row.share >= FULL and row.concurrency > 1],
+        [row for row in counted if within and row.share >= FULL],
+        lambda tokens: float(together(tokens, 1, 1.0)),
+        lambda tokens: in_pass * float(work(tokens)),
+        most,
+    )
     return NodeFit(
         node=name,
         work=work,
@@ -136,12 +149,11 @@ def fit_node(name: str, rows: Sequence[Row]) -> NodeFit:
         apart_busy_s=max(0.0, median(median_s(row) - cpu_s(row) for row in hot)) if hot else 0.0,
         idle_factors=factors(full),
         busy_factors=factors(row for row in busy if row.share >= FULL),
-        tokens=(min(row.tokens for row in alone), max(row.tokens for row in alone)),
+        tokens=(min(row.tokens for row in alone), most),
         shares=(min(row.share for row in alone), max(row.share for row in alone)),
-        in_pass=median(within) if within else 1.0,
-        counted_stops=fit_stops(
-            [row for row in rows if row.family == "stopped"], lambda tokens, calls: float(together(tokens, calls, 1.0))
-        ),
+        in_pass=in_pass,
+        counted_stops=fit_stops(counted, lambda tokens, calls: float(together(tokens, calls, 1.0)), sharing),
+        sharing=sharing,
     )
 
 

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from scipy.optimize import nnls
 
 from simulation.arrays import Floats
+from simulation.latency.contract import ALONE, Sharing
 from simulation.profiles.fit.curves import Curve, monotone
 from simulation.profiles.fit.rows import Row
 from simulation.profiles.measure.throttle import limit_of
@@ -53,14 +54,15 @@ class _Point:
     whole_s: float
 
 
-def fit_stops(rows: Sequence[Row], product_s: Callable[[int, float], float]) -> Stops | None:
+def fit_stops(rows: Sequence[Row], product_s: Callable[[int, float], float], sharing: Sharing = ALONE) -> Stops | None:
     """``rows``: of family ``stopped`` of one kind of node; ``product_s``: CPU seconds of a product of so many calls of
-    so many tokens at a full core, of which only ratios count. None where that is not enough."""
+    so many tokens at a full core, of which only ratios count. What stops cost is that of a lone pass, which ``sharing``
+    makes that of several. None where that is not enough."""
     counted = [row for row in rows if row.cpu_s_per_call and row.batch_calls and row.stops_per_call is not None]
     # Compared within a repeat, as a machine may be slower or faster in another one.
     full = {(row.repeat, row.concurrency): row for row in counted if row.share >= FULL}
     points = [
-        _point(row, full[row.repeat, row.concurrency], product_s)
+        _point(row, full[row.repeat, row.concurrency], product_s, sharing.times(row.concurrency))
         for row in counted
         if row.share < FULL and (row.repeat, row.concurrency) in full
     ]
@@ -78,11 +80,13 @@ def fit_stops(rows: Sequence[Row], product_s: Callable[[int, float], float]) -> 
     return Stops(float(costs[0]), monotone(zip(lengths, costs[1:].tolist(), strict=True)))
 
 
-def _point(row: Row, full: Row, product_s: Callable[[int, float], float]) -> _Point:
-    """``full``: as many requests at once at a full core."""
+def _point(row: Row, full: Row, product_s: Callable[[int, float], float], times: float) -> _Point:
+    """``full``: as many requests at once at a full core, in which calls take ``times`` what they do in lone passes."""
     calls, calls_full = row.batch_calls or 1.0, full.batch_calls or 1.0
     whole_s = (row.cpu_s_per_call or 0.0) * calls
     ratio = product_s(row.tokens, calls) / product_s(full.tokens, calls_full)
     limit = limit_of(row.share, 0.0)
     usual_s = (full.cpu_s_per_call or 0.0) * calls_full * ratio
-    return _Point(limit.period_s - limit.quota_s, (row.stops_per_call or 0.0) * calls, whole_s - usual_s, whole_s)
+    return _Point(
+        limit.period_s - limit.quota_s, (row.stops_per_call or 0.0) * calls, (whole_s - usual_s) / times, whole_s
+    )

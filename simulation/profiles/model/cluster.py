@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from simulation.arrays import Bools, Floats
-from simulation.latency.contract import NodeCost, Noise, Throttle
+from simulation.latency.contract import ALONE, NodeCost, Noise, Sharing, Throttle
 from simulation.latency.roofline import Roofline
 from simulation.profiles.fit.gpu_fit import GpuFit, fit_gpu
 from simulation.profiles.model.profiled import FittedLatencyModel, fitted_model
@@ -71,12 +71,16 @@ class ClusterLatencyModel:
             lambda share: self._gpu_seconds(node, tokens, share),
         )
 
+    def sharing(self, node: NodeCost, gpu_share: float = 0.0) -> Sharing:
+        """Nothing on a GPU share."""
+        return ALONE if gpu_share > 0 else self._cores.sharing(node)
+
     def throttle(self, node: NodeCost, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Throttle:
         cores, share = np.broadcast_arrays(np.asarray(cpu_cores, dtype=np.float64), np.asarray(gpu_share))
         limit = self._cores.throttle(node, np.where(share > 0, 1.0, cores), np.zeros(share.shape))
         burst, quota = (np.where(share > 0, 0.0, one) for one in (limit.burst_s, limit.quota_s))
         refill = np.where(share > 0, 1.0, limit.refill)
-        return Throttle(burst, refill, quota, limit.tick_s, limit.stop_s, limit.after_stop_s)
+        return Throttle(burst, refill, quota, limit.tick_s, limit.stop_s, limit.after_stop_s, limit.cold)
 
     def speedup(
         self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike, calls: ArrayLike

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from simulation.arrays import Bools, Floats
-from simulation.latency.contract import NodeCost, Noise, Throttle
+from simulation.latency.contract import NodeCost, Noise, Sharing, Throttle
 from simulation.profiles.fit.fitting import NodeFit, fit
 from simulation.profiles.measure.throttle import burst_s, idle_table, limit_of
 from simulation.profiles.model.errors import ProfileError, ProfileMismatchError
@@ -75,6 +75,11 @@ class FittedLatencyModel:
         shortest = np.minimum(fit.pass_work(tokens), fit.pass_work(fit.tokens[0]))
         return np.asarray(fit.apart(tokens) + shortest)
 
+    def sharing(self, node: NodeCost, gpu_share: float = 0.0) -> Sharing:
+        """What calls cost next to others. Raises ProfileError for a GPU share."""
+        fit, _ = self._fit(node), self._share(1.0, gpu_share)
+        return fit.sharing
+
     def throttle(self, node: NodeCost, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Throttle:
         """The token bucket of a replica. Raises ProfileError for a GPU share."""
         share = self._share(cpu_cores, gpu_share)
@@ -85,7 +90,8 @@ class FittedLatencyModel:
         still = [0.0 if one is None else one.period_s - one.quota_s for one in limits]
         stops = self._fit(node).stops
         after_s = stops.after_s(np.reshape(np.array(still, dtype=np.float64), share.shape))
-        return Throttle(at_once, np.minimum(share, 1.0), granted, self._tick_s, stops.stop_s, after_s)
+        cold = stops.after is not None  # counted against calls within passes, which find their replica idle
+        return Throttle(at_once, np.minimum(share, 1.0), granted, self._tick_s, stops.stop_s, after_s, cold)
 
     def speedup(
         self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike, calls: ArrayLike

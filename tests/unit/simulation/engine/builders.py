@@ -15,7 +15,7 @@ from simulation.arrays import Bools, Floats
 from simulation.engine.bursts import BurstSettings
 from simulation.engine.requests import Requests, draw_requests
 from simulation.engine.simulation import Simulation, Window
-from simulation.latency.contract import NodeCost, Noise, Throttle
+from simulation.latency.contract import ALONE, NodeCost, Noise, Sharing, Throttle
 from simulation.workloads.routing import zipf_routing
 from simulation.workloads.workload import Lifecycle, TokenLengths, Workload
 
@@ -135,6 +135,8 @@ class Limited(Arithmetic):
     tick_s: float = 0.0
     stop_s: float = 0.0
     after_stop_s: float = 0.0
+    cold: bool = False
+    shared: Sharing = ALONE
 
     def seconds(self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Floats:
         limit, work = self.throttle(node, cpu_cores, gpu_share), self.work_seconds(node, tokens, gpu_share)
@@ -154,10 +156,13 @@ class Limited(Arithmetic):
     def core_use(self, node: NodeCost, tokens: ArrayLike, calls: ArrayLike, gpu_share: ArrayLike = 0.0) -> Floats:
         return np.asarray(np.where(np.asarray(calls) <= 1, self.alone_use, 1.0))
 
+    def sharing(self, node: NodeCost, gpu_share: float = 0.0) -> Sharing:
+        return self.shared
+
     def throttle(self, node: NodeCost, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Throttle:
         refill = np.where(np.asarray(gpu_share) > 0, 1.0, np.minimum(1.0, cpu_cores))
         burst = np.where(refill < 1, self.burst_s * (1 - refill), 0.0)
-        return Throttle(burst, refill, refill * self.period_s, self.tick_s, self.stop_s, self.after_stop_s)
+        return Throttle(burst, refill, refill * self.period_s, self.tick_s, self.stop_s, self.after_stop_s, self.cold)
 
 
 SPAN_S, WINDOW_S = 12.0, 1.5
@@ -175,6 +180,8 @@ def random_limited(generator: np.random.Generator) -> Limited:
         tick_s=generator.uniform(0.001, 0.01),
         stop_s=generator.uniform(0.0, 0.002),
         after_stop_s=generator.uniform(0.0, 0.004),
+        cold=bool(generator.integers(0, 2)),
+        shared=Sharing(generator.uniform(0.0, 0.003), (1.0, *generator.uniform(0.5, 1.5, generator.integers(0, 4)))),
     )
 
 

@@ -20,6 +20,7 @@ from simulation.engine.draws import PASS, SERVICE, draw, draw_bits, stream_key
 from simulation.engine.fleet import MOST_CORES
 from simulation.engine.requests import Requests
 from simulation.engine.tables import atoms_of
+from simulation.latency.contract import ALONE, Sharing, Throttle
 from simulation.workloads.workload import Workload
 from tests.unit.simulation.engine.oracle import Call, Node, PipelineModel, Replica
 
@@ -105,11 +106,14 @@ class HostNode(Node):
     def period(self, replica: Replica) -> tuple[float, float, float, float, float]:
         """Quota, period, tick and what a stop costs the call and the one after it; the quota is 0 where nothing is
         limited."""
-        assert self.pipeline.limited is not None
-        cost, cores = self.pipeline.workload.costs[self.info.id], self.pipeline.workload.cores(replica.configuration)
-        limit = self.pipeline.limited.throttle(cost, cores, 0.0)
+        limit = self.limit_of(replica)
         quota_s, refill = float(np.round(limit.quota_s, 12)), float(np.round(limit.refill, 12))
         return (quota_s if refill < 1 else 0.0), quota_s / refill, limit.tick_s, limit.stop_s, float(limit.after_stop_s)
+
+    def limit_of(self, replica: Replica) -> Throttle:
+        assert self.pipeline.limited is not None
+        cost, cores = self.pipeline.workload.costs[self.info.id], self.pipeline.workload.cores(replica.configuration)
+        return self.pipeline.limited.throttle(cost, cores, 0.0)
 
     def is_limited(self, replica: Replica) -> bool:
         return self.pipeline.limited is not None and self.period(replica)[0] > 0
@@ -129,6 +133,11 @@ class HostNode(Node):
         if replica.calls and replica not in self.batches and not self.waits(replica):
             self.begin(replica, again=False)
         self.pipeline.plan()
+
+    @property
+    def sharing(self) -> Sharing:
+        limited = self.pipeline.limited
+        return ALONE if limited is None else limited.sharing(self.pipeline.workload.costs[self.info.id])
 
     def waits(self, replica: Replica) -> bool:
         """Whether its limit keeps an idle replica from beginning with a call."""
@@ -173,16 +182,18 @@ class HostNode(Node):
     def begin(self, replica: Replica, again: bool) -> None:
         """Compute all that the replica has; each call's own factor counts by its seconds alone."""
 
+        cold = replica in self.limits and self.limits[replica].was_stopped and self.limit_of(replica).cold
+
         def seconds(tokens: int) -> float:
             configuration, cost = replica.configuration, self.pipeline.workload.costs[self.info.id]
-            if not again or self.pipeline.limited is None:
+            if not again or cold or self.pipeline.limited is None:
                 return self.pipeline.seconds(self.info, configuration, tokens)
             return float(self.pipeline.limited.again_seconds(cost, tokens, configuration.gpu_share))
 
         calls = list(replica.calls)
         alone = np.array([seconds(call.tokens) for call in calls])
         factors = [call.left_s / self.pipeline.seconds(self.info, replica.configuration, call.tokens) for call in calls]
-        whole_s = seconds(sum(call.tokens for call in calls))
+        whole_s = seconds(sum(call.tokens for call in calls)) + (len(calls) - 1) * self.sharing.further_s
         if replica in self.limits and self.limits[replica].was_stopped:
             self.limits[replica].was_stopped, whole_s = False, whole_s + self.period(replica)[4]
         self.batches[replica] = Batch(calls, whole_s * float(np.average(factors, weights=alone)))
@@ -351,8 +362,9 @@ class HostModel(PipelineModel):
                     if runs:
                         limit.take()
 
-    def speed(self, node: Node, replica: Replica, given: float) -> float:
-        return given / self.use(node.info, replica.configuration, len(replica.calls)) / self.slow
+    def speed(self, node: HostNode, replica: Replica, given: float) -> float:
+        slow = self.slow * node.sharing.times(max(1, self.inside))
+        return given / self.use(node.info, replica.configuration, len(replica.calls)) / slow
 
     def plan(self) -> None:
         """Deal out the cores, smallest wishes first, and wake up when the first thing ends."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from simulation.latency.contract import NodeCost
+from simulation.latency.contract import NodeCost, Sharing
 from simulation.profiles.fit.fitting import fit
 from simulation.profiles.fit.rows import Row
 from simulation.profiles.fit.stops import fit_stops
@@ -81,6 +81,13 @@ def test_rows_that_do_not_tell_give_no_fit(rows: Sequence[Row]) -> None:
 def test_where_no_product_was_stopped_twice_a_stop_in_its_midst_is_taken_to_cost_nothing() -> None:
     stops = fit_stops([row for row in ROWS if (row.stops_per_call or 0.0) < 0.7], product_s)
     assert stops is not None and stops.stop_s == 0.0
+
+
+def test_what_stops_cost_is_that_of_a_lone_pass_which_others_in_flight_make_less() -> None:
+    sharing = Sharing(0.0, (1.0, 0.5))
+    cheap = [replace(row, cpu_s_per_call=0.5 * (row.cpu_s_per_call or 0.0)) for row in ROWS]
+    stops = fit_stops(cheap, product_s, sharing)
+    assert stops is not None and stops.stop_s == pytest.approx(STOP_S, rel=1e-6)
 
 
 def model(rows: list[Row]) -> FittedLatencyModel:
