@@ -74,9 +74,11 @@ class SharedMachine:
     ) -> Calls:
         """One window; requests below ``last`` arrive before its end. Returns who was answered, in order. Arrays
         [requests]."""
+        host = self._host
         rules = Rules(
-            float(self._host.cores), self._ingress_s, self._host.front_s / 2, self._overlap, self._idle, self._keys,
-            self._stages, reached, self._requests.counts, self._slow, self._source, tables.rows, tables.tick_s,
+            float(host.cores), float(host.start_cores), self._ingress_s, host.front_s / 2, self._overlap, self._idle,
+            self._keys, self._stages, reached, self._requests.counts, self._slow, self._source, tables.rows,
+            tables.tick_s,
         )  # fmt: skip
         meters = Meters(meter, histogram, barrier, cells, bounds, np.full(self._keys.size, begin_s))
         return run_host(begin_s, end_s, last, rules, fleet.replicas, self._passes, meters)

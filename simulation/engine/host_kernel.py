@@ -174,13 +174,13 @@ def deal_out(rules: Rules, replicas: Replicas, busy: int, running: Ints, active:
     """``given [active]``: cores that each of ``running`` gets; returns what each of the ``busy`` servers (ingress,
     front) gets.
 
-    A replica that starts wants a core; one that its limit has stopped wants none.
+    A replica that its limit has stopped wants none.
     """
     whole = 0.0
     for k in range(active):
         node, r = running[0, k], running[1, k]
         row, size = replicas.slot[node, ROW, r], replicas.slot[node, ACTIVE, r]
-        desired = rules.rows.use[row, size] if size else 1.0
+        desired = rules.rows.use[row, size] if size else rules.start_cores
         if size and replicas.slot[node, STOPPED, r]:
             desired = 0.0
         given[k] = desired
@@ -211,8 +211,9 @@ def following(
         row, size = replicas.slot[node, ROW, r], replicas.slot[node, ACTIVE, r]
         clock = replicas.clock[node]
         if size == 0:
-            if now_s + clock[NEXT, r] / given[k] < next_s:
-                next_s, what, event = now_s + clock[NEXT, r] / given[k], k, DONE
+            ready_s = now_s + clock[NEXT, r] * rules.start_cores / given[k]
+            if ready_s < next_s:
+                next_s, what, event = ready_s, k, DONE
             continue
         speed[k] = 0.0
         if replicas.slot[node, STOPPED, r]:
@@ -243,7 +244,7 @@ def move_on(
         node, r = running[0, k], running[1, k]
         row, clock, meter = replicas.slot[node, ROW, r], replicas.clock[node], meters.meter[node]
         if replicas.slot[node, ACTIVE, r] == 0:
-            clock[NEXT, r] = max(0.0, clock[NEXT, r] - spent_s * given[k])
+            clock[NEXT, r] = max(0.0, clock[NEXT, r] - spent_s * given[k] / rules.start_cores)
             continue
         clock[VIRTUAL, r] += spent_s * speed[k]
         if rules.rows.bucket[row, REFILL] < 1:

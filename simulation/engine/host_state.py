@@ -20,17 +20,18 @@ HEAD_OF, TAIL_OF, SIZE_OF = range(3)
 class Rules(NamedTuple):
     """What stays as it is: cores of the machine, the ingress's CPU seconds, stages, requests, and resource tables.
 
-    ``slow [requests]``: how many times their seconds a request's calls take. ``front_s``: CPU seconds of what lies
-    before the ingress for a request on its way there, and as many on its way back; 0: it needs no core. ``overlap
-    [1 up]``: how many times as many CPU seconds calls and the ingress's work take while it has at most one request,
-    two, three and so on; the last also for more. ``idle [2, points]``: seconds since the last answer, and how many
-    times as many CPU seconds a request takes that comes then.
+    ``start_cores``: what a replica that starts wants. ``slow [requests]``: how many times their seconds a request's
+    calls take. ``front_s``: CPU seconds of what lies before the ingress for a request on its way there, and as many on
+    its way back; 0: it needs no core. ``overlap [1 up]``: how many times as many CPU seconds calls and the ingress's
+    work take while it has at most one request, two, three and so on; the last also for more. ``idle [2, points]``:
+    seconds since the last answer, and how many times as many CPU seconds a request takes that comes then.
     ``stages [stages, 2]``: first node of a stage and the one after its last; ``counts [rows, requests]``:
     tokens by ``source[node]``; ``reached [requests]``: when a request comes to the ingress; ``tick_s``: how often the
     kernel looks at limits.
     """
 
     cores: float
+    start_cores: float
     ingress_s: Floats
     front_s: float
     overlap: Floats

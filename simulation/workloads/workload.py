@@ -92,6 +92,8 @@ class Host:
     """Scatter of a whole pass beyond that of its calls: all calls of a request take so many times their seconds."""
     pace: float = 1.0
     """How many times as many CPU seconds calls and the ingress's work take here and now as when they were measured."""
+    start_cores: float = 1.0
+    """Cores that a replica wants while it starts: CPU seconds of a start over its seconds."""
     front_s: float = 0.0
     """CPU seconds of what lies between client and ingress (gateway, client) for a request, half of them on its way
     there and half on its way back: one process with a line of its own, as fast as it is now, whatever ``pace``."""
@@ -105,6 +107,8 @@ class Host:
     that sleep). Linear in between, as at the ends beyond; the first request comes after the longest. Empty: 1."""
 
     def __post_init__(self) -> None:
+        if not 0 < self.start_cores <= 1:
+            raise ValueError(f"a replica that starts wants {self.start_cores} cores; it can be up to one")
         if not all(0 < times < math.inf for times in self.overlap):
             raise ValueError(f"a host's overlap is {self.overlap}; its numbers are above 0")
         seconds = [since_s for since_s, _ in self.idle]

@@ -71,7 +71,7 @@ class Row:
     throughput_rps: float | None = None
     """Answered calls a second."""
     cpu_s_per_call: float | None = None
-    """CPU seconds, from the replica's cgroup."""
+    """CPU seconds, from the replica's cgroup; of a cold start those of all processes."""
     throttled_part: float | None = None
     """Part of the periods in which the kernel stopped it."""
     waiting_s_per_call: float | None = None

@@ -12,10 +12,12 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from simulation.profiles.fit.rows import Row, spread
 from simulation.profiles.measure.load import Target
 from simulation.profiles.measure.measurement_plan import ProfileSettings
+from simulation.profiles.measure.requests import Interference
 from simulation.profiles.measure.run import Bench
 from simulation.profiles.measure.target import Changes, Setting, Snapshot
 from simulation.profiles.model.errors import MeasurementError
@@ -43,13 +45,15 @@ def measure_transitions(
     for share in SHARES:
         setting = bench.setting(share, settings.ample_mib, 1)
         bench.functions[node].resize(setting)
-        starts_s, drains_s = [], []
+        starts_s, drains_s, cpu_s = [], [], 0.0
         for _ in range(count):
             on_kind("cold start and drain", 0.4 / count)
-            started_s, drained_s = scale_once(bench, node)
+            started_s, drained_s, used_s = scale_once(bench, node)
             starts_s.append(started_s)
             drains_s.append(drained_s)
-        rows += [_row(node, "cold_start", starts_s, setting, share), _row(node, "drain", drains_s, setting, share)]
+            cpu_s += used_s / count
+        start = replace(_row(node, "cold_start", starts_s, setting, share), cpu_s_per_call=cpu_s)
+        rows += [start, _row(node, "drain", drains_s, setting, share)]
     seconds: dict[str, list[float]] = {kind: [] for kind in KINDS[2:]}
     bench.functions[node].resize(low)
     for _ in range(count):
@@ -60,18 +64,20 @@ def measure_transitions(
     return rows + [_row(node, kind, values, low, 0.0) for kind, values in seconds.items()]
 
 
-def scale_once(bench: Bench, node: str) -> tuple[float, float]:
-    """Seconds of one start and one drain next to a running replica."""
+def scale_once(bench: Bench, node: str) -> tuple[float, float, float]:
+    """Seconds of one start and one drain next to a running replica, and CPU seconds of the start: of all processes but
+    this one, counted in hundredths."""
     function = bench.functions[node]
     with function.changes() as changes:
         changes.next(TIMEOUT_S)
-        begun_s = time.perf_counter()
+        machine, begun_s = Interference(()), time.perf_counter()
         function.scale(2)
         started_s = seconds_until(changes, lambda state: len(state.ready) == 2, begun_s, f"replica 2 of {node}")
+        cpu_s = machine.others_s(0.0)
         begun_s = time.perf_counter()
         function.scale(1)
         drained_s = seconds_until(changes, lambda state: len(state.replicas) == 1, begun_s, f"the drain of {node}")
-    return started_s, drained_s
+    return started_s, drained_s, cpu_s
 
 
 def seconds_until(changes: Changes, reached: Callable[[Snapshot], bool], begun_s: float, what: str) -> float:

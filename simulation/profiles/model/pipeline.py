@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from moe.manifest import Manifest, load
 from simulation.latency.contract import NodeCost, Noise
 from simulation.latency.devices import TEN_GIGABIT, Network
 from simulation.profiles.fit.concurrency_fit import fitted_overlap
-from simulation.profiles.fit.fitting import factors
+from simulation.profiles.fit.fitting import FULL, factors
 from simulation.profiles.measure.concurrent import FAMILY, slowdowns
 from simulation.profiles.measure.idle_gap import idle_times
 from simulation.profiles.model.cluster import cluster_model
@@ -145,7 +146,14 @@ def host_of(profile: Profile, manifest: Manifest) -> Host:
         answer_s=float(call_s) / 2,
         token_s=float(token_s) / 2,
         noise=Noise.from_samples(factors(profile.of("pass"))),
+        start_cores=_start_cores(profile),
     )
+
+
+def _start_cores(profile: Profile) -> float:
+    """What starts at a full core take of it; a whole one where their CPU seconds were not counted."""
+    starts = [row for row in profile.of("cold_start") if row.cpu_s_per_call and row.p50_s and row.share >= FULL]
+    return min(1.0, median((row.cpu_s_per_call or 0.0) / (row.p50_s or 1.0) for row in starts)) if starts else 1.0
 
 
 def _visits(manifest: Manifest) -> int:

@@ -262,7 +262,7 @@ class HostModel(PipelineModel):
         """CPU seconds of each of a line."""
         self.given: dict[Replica | str, float] = {}
         self.starting: dict[Replica, float] = {}
-        """CPU seconds left of cold starts."""
+        """Seconds left of cold starts, where there is room for them."""
         self.inside = 0
         """Requests that the ingress has."""
         self.last_answer_s = -math.inf
@@ -346,7 +346,7 @@ class HostModel(PipelineModel):
             if left:
                 left[0] -= spent_s * self.given.get(name, 0.0) / (self.slow if name == "ingress" else 1.0)
         for replica in self.starting:
-            self.starting[replica] -= spent_s * self.given.get(replica, 0.0)
+            self.starting[replica] -= spent_s * self.given.get(replica, 0.0) / self.host.start_cores
         for node in self.nodes:
             for replica in node.replicas:
                 given = self.given.get(replica, 0.0) if replica.calls else 0.0
@@ -376,7 +376,7 @@ class HostModel(PipelineModel):
                 desired.append((self.use(node.info, replica.configuration, len(replica.calls)), number, replica))
         self.starting = {replica: left for replica, left in self.starting.items() if replica.until_s > self.clock.now}
         first = len(self.lines) + len(desired)
-        desired += [(1.0, first + number, replica) for number, replica in enumerate(self.starting)]
+        desired += [(self.host.start_cores, first + number, replica) for number, replica in enumerate(self.starting)]
         self.given, cores = {}, self.host.cores
         for place, (cores_wanted, _, who) in enumerate(sorted(desired, key=lambda found: found[:2])):
             self.given[who] = min(cores_wanted, cores / (len(desired) - place))
@@ -385,7 +385,9 @@ class HostModel(PipelineModel):
         for name, left in self.lines_left.items():
             if left:
                 coming.append((left[0] * (self.slow if name == "ingress" else 1.0) / self.given[name], name))
-        coming += [(left_s / self.given[replica], replica) for replica, left_s in self.starting.items()]
+        coming += [
+            (left_s * self.host.start_cores / self.given[replica], replica) for replica, left_s in self.starting.items()
+        ]
         for node, replica in self.running():
             if node.is_stopped(replica):
                 coming.append((node.next_grants_s(replica) - self.clock.now, (node, replica, "goes on")))

@@ -219,6 +219,7 @@ def test_agrees_with_the_event_driven_model_under_random_orders(seed: int) -> No
         host = replace(
             host,
             front_s=generator.uniform(1e-3, 1e-2),
+            start_cores=generator.uniform(0.2, 1.0),
             overlap=tuple(generator.uniform(0.8, 1.3, generator.integers(0, 4))),
             idle=tuple(zip((0.01, 0.1, 0.4)[: seed - 1], generator.uniform(0.8, 1.4, min(3, seed - 1)), strict=True)),
         )

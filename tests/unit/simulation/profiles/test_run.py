@@ -120,5 +120,5 @@ def test_a_start_and_a_drain_are_timed_from_the_order_of_one_replica_more_and_on
         snapshot(later_s, "ready"), snapshot(later_s + 2, "ready", "ready"), snapshot(later_s + 5, "ready")
     )  # fmt: skip
     function = SimpleNamespace(changes=lambda: nullcontext(feed), scale=ordered.append)
-    started_s, drained_s = transitions.scale_once(SimpleNamespace(functions={"x": function}), "x")  # type: ignore[arg-type]
-    assert ordered == [2, 1] and drained_s - started_s == pytest.approx(3.0, abs=0.5)
+    started_s, drained_s, cpu_s = transitions.scale_once(SimpleNamespace(functions={"x": function}), "x")  # type: ignore[arg-type]
+    assert ordered == [2, 1] and drained_s - started_s == pytest.approx(3.0, abs=0.5) and cpu_s >= 0.0
