@@ -67,9 +67,8 @@ class Setting:
 
     def other(self, cpu_scale: float | None, mean_rps: float | None, slo_ms: float | None) -> Setting:
         """The same with what is given: machines differ by a factor of three in what a call takes."""
-        slo_s = None if slo_ms is None else slo_ms / 1000
-        given = {"cpu_scale": cpu_scale, "mean_rps": mean_rps, "slo_s": slo_s}
-        return replace(self, **{name: value for name, value in given.items() if value is not None})
+        slo_s = self.slo_s if slo_ms is None else slo_ms / 1000
+        return replace(self, cpu_scale=cpu_scale or self.cpu_scale, mean_rps=mean_rps or self.mean_rps, slo_s=slo_s)
 
     def pipeline(self, folder: Path) -> str:
         """What to deploy, made in ``folder`` where that is needed."""

@@ -17,7 +17,8 @@ from moe.manifest import Manifest, load
 from simulation.latency.contract import NodeCost, Noise
 from simulation.latency.devices import TEN_GIGABIT, Network
 from simulation.profiles.fit.concurrency_fit import fitted_overlap
-from simulation.profiles.fit.fitting import FULL, factors
+from simulation.profiles.fit.fitting import factors
+from simulation.profiles.fit.stops import FULL
 from simulation.profiles.measure.concurrent import FAMILY, slowdowns
 from simulation.profiles.measure.idle_gap import idle_times
 from simulation.profiles.model.cluster import cluster_model
