@@ -43,8 +43,8 @@ def in_flight(rows: Sequence[Row], batch_s: Callable[[int, float], float]) -> tu
             times.setdefault(row.concurrency, []).append(min(MOST, max(LEAST, ratio)))
     if not times:
         return (1.0,)
-    known = {1: 1.0, **{requests: median(ratios) for requests, ratios in sorted(times.items())}}
-    return tuple(np.interp(np.arange(1, max(known) + 1), list(known), list(known.values())).tolist())
+    by_requests = {1: 1.0, **{requests: median(ratios) for requests, ratios in sorted(times.items())}}
+    return tuple(np.interp(np.arange(1, max(by_requests) + 1), list(by_requests), list(by_requests.values())).tolist())
 
 
 def fit_sharing(
