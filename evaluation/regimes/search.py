@@ -33,8 +33,9 @@ def cheapest_uniform(
 ) -> Found | None:
     """The same for all experts: each resource at the fewest replicas that keep λ, of which the cheapest is taken.
 
-    Replicas are bisected, so more of them are taken to be at least as fast. None where none keeps λ for less than
-    ``below``.
+    Replicas are bisected, so more of them are taken to be at least as fast. Where the cluster has no room for all of
+    ``burst``'s standbys next to the fewest replicas, there are as many as it has room for. None where none keeps λ for
+    less than ``below``.
     """
     workload, best = judged.workload, None
     memory_mb = enough_memory(workload, judged.requests)
@@ -42,10 +43,13 @@ def cheapest_uniform(
     resources = sorted(workload.space.resources, key=lambda one: workload.prices.unit_per_s(_one(*one)))
     for (cores, share), concurrency in product(resources, slots):
         limit = below if best is None else best.cost
+        fewest = workload.space.replica_counts[0]
+        smallest = Configuration(memory_mb(fewest, cores), cores, share, fewest, concurrency, burst)
+        rule = _with_room(workload, smallest).burst
         choices = [
             one
             for count in workload.space.replica_counts
-            if fits(workload, one := Configuration(memory_mb(count, cores), cores, share, count, concurrency, burst))
+            if fits(workload, one := Configuration(memory_mb(count, cores), cores, share, count, concurrency, rule))
             and least_per_hour(judged, for_all_experts(workload, one)) < limit
         ]
         costs: dict[int, float | None] = {}
@@ -63,6 +67,15 @@ def cheapest_uniform(
         if cost is not None and cost < limit:
             best = Found(for_all_experts(workload, choices[number]), cost)
     return best
+
+
+def _with_room(workload: Workload, configuration: Configuration) -> Configuration:
+    """With fewer standbys, at least one, where there is no room for all of them at every expert."""
+    while configuration.standbys > 1 and not fits(workload, configuration):
+        assert configuration.burst is not None
+        fewer = replace(configuration.burst, standbys=configuration.standbys - 1)
+        configuration = replace(configuration, burst=fewer)
+    return configuration
 
 
 def descended(
