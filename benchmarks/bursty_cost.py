@@ -74,7 +74,7 @@ BURSTS = (
         for spare in (1.0, 2.0)
     ),
     *(
-        (floor, Burst(standbys, 1.0, spare, hold_s, look_back_s, sleep_s))
+        (floor, Burst(standbys, 1.0, spare, hold_s, look_back_s, sleep_s=sleep_s))
         for floor, standbys, sleep_s in ((0.0, 20, None), (1.0, 20, None), (0.0, 7, 0.5))
         for spare in (0.25, 0.5, 1.0)
         for hold_s in (0.1, 0.5)

@@ -56,7 +56,7 @@ _ASLEEP = ((1, 3), (0.25, 0.75), (1.0, 4.0))
 BURSTS = (
     *(Burst(standbys, headroom, 1.0, hold_s) for standbys, headroom, hold_s in product(*_AMPLE)),
     *(Burst(5, 1.0, *rule) for rule in LEAN),
-    *(Burst(standbys, 1.0, spare, 0.5, 0.25, sleep_s) for standbys, spare, sleep_s in product(*_ASLEEP)),
+    *(Burst(standbys, 1.0, spare, 0.5, 0.25, sleep_s=sleep_s) for standbys, spare, sleep_s in product(*_ASLEEP)),
 )
 """Standbys that are tried: the second part with less to spare and a shorter hold, which were found to cost less, the
 third with nothing that always runs."""

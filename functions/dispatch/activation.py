@@ -35,9 +35,9 @@ class Burst:
     """Seconds that an activated standby stays after it was wanted last."""
     look_back_s: float = 0.5
     """Seconds of arrivals that make the work."""
-    token_s: float | None = None
+    token_s: float | None = field(default=None, kw_only=True)
     """Seconds of a replica that a token of the pipeline costs; None: what the ingress, or the simulation, measures."""
-    sleep_s: float | None = None
+    sleep_s: float | None = field(default=None, kw_only=True)
     """Seconds without a request after which the replicas, too, wait for the next one; None: they always run. The
     ingress lets nothing sleep while it has a request; the simulator goes by arrivals alone, so it needs more seconds
     than requests take."""

@@ -25,6 +25,14 @@ from tests.parameters import some_fast
 CELL = Group("bert-4", "bursty", 0, 0)
 
 
+def test_some_of_the_standbys_that_are_tried_sleep_and_none_has_a_cost_of_its_own() -> None:
+    tried = [
+        setting["burst"] for policy in ("hpa+burst", "last-window+burst") for setting in sweeping.candidates_of(policy)
+    ]
+    assert {rule.get("sleep_s") for rule in tried} == {None, 1.0, 4.0}
+    assert not any("token_s" in rule for rule in tried)
+
+
 @pytest.fixture
 def grid(tmp_path: Path) -> Grid:
     return Grid(
