@@ -22,7 +22,8 @@ EXPERT = "m-expert-0-0"
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "mine.py").write_text(TEMPLATE)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
+    # folders of policies that other tests loaded stay on the path
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if not Path(folder, "mine.py").exists()])
     return tmp_path
 
 
