@@ -71,10 +71,12 @@ def cheapest_uniform(
 
 def _with_room(workload: Workload, configuration: Configuration) -> Configuration:
     """With fewer standbys, at least one, where there is no room for all of them at every expert."""
-    while configuration.standbys > 1 and not fits(workload, configuration):
-        assert configuration.burst is not None
-        fewer = replace(configuration.burst, standbys=configuration.standbys - 1)
-        configuration = replace(configuration, burst=fewer)
+    burst = configuration.burst
+    for standbys in range(0 if burst is None else burst.standbys, 0, -1):
+        assert burst is not None
+        fewer = replace(configuration, burst=replace(burst, standbys=standbys))
+        if standbys == 1 or fits(workload, fewer):
+            return fewer
     return configuration
 
 
