@@ -114,9 +114,8 @@ class ResourceTables:
         self.after_stop = np.append(self.after_stop, after_stop_s)
         self.cold = np.append(self.cold, float(cold))
         self.further = np.append(self.further, sharing.further_s)
-        among = np.resize(np.array(sharing.in_flight[-1:]), MOST_IN_FLIGHT)
-        among[: len(sharing.in_flight)] = sharing.in_flight[:MOST_IN_FLIGHT]
-        self.in_flight = np.vstack([self.in_flight, among])
+        in_flight = [sharing.times(requests) for requests in range(1, MOST_IN_FLIGHT + 1)]
+        self.in_flight = np.vstack([self.in_flight, in_flight])
         self.noise = np.vstack([self.noise, atoms_of(model.noise(cost, share > 0))])
         self.used = np.append(self.used, float(model.utilisation(cost, typical, cores, share)))
         return self.used.size - 1

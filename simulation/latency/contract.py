@@ -166,11 +166,6 @@ class Sharing:
     """How many times its CPU seconds a call takes while one request is in flight, two, three and so on; the last also
     for more. Where more are, machine and caches rest less between calls."""
 
-    @property
-    def least(self) -> float:
-        """The least of ``in_flight``."""
-        return min(self.in_flight)
-
     def times(self, requests: int) -> float:
         """``in_flight`` of so many, at least one."""
         return self.in_flight[min(requests, len(self.in_flight)) - 1]

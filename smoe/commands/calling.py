@@ -15,7 +15,7 @@ from rich.console import Console
 from gateway.client.client import GatewayClient, lines_of
 from gateway.client.errors import GatewayRefusedError
 from gateway.client.state import running_pid
-from smoe.commands.lines import print_next
+from smoe.commands.lines import after_down, print_next
 from smoe.commands.options import (
     connect,
     gateway_option,
@@ -25,7 +25,6 @@ from smoe.commands.options import (
     password_option,
     state_option,
 )
-from smoe.commands.service import after_down
 from smoe.errors import SmoeError
 
 NEW_TOKENS = 32

@@ -38,3 +38,8 @@ def print_next(line: str) -> None:
     """What to do next, on standard error; where standard output is no terminal nobody reads it."""
     if sys.stdout.isatty():
         click.echo(line, err=True)
+
+
+def after_down(of_state: str) -> str:
+    """What to do after a gateway was stopped."""
+    return f"next: `smoe up{of_state}` starts it again, with the functions that it had"

@@ -23,6 +23,7 @@ from placement.moves.managers import NodeSettings, start_nodes
 from platform_words.memory import PROCESS, container_memory, runtime_memory
 from simulation.profiles.model.errors import ProfileError
 from smoe import lifecycle
+from smoe.commands.lines import after_down
 from smoe.commands.options import (
     connect,
     deployment_options,
@@ -140,11 +141,6 @@ def down(state: Path) -> None:
         raise click.ClickException(f"the gateway (process {pid}) of {state} did not end in time and was killed")
     click.echo(f"stopped the gateway (process {pid}) of {state}")
     click.echo(after_down(of_state(state)), err=True)
-
-
-def after_down(of_state: str) -> str:
-    """What to do after a gateway was stopped."""
-    return f"next: `smoe up{of_state}` starts it again, with the functions that it had"
 
 
 @click.command()

@@ -27,7 +27,7 @@ LINES = {
     "lab profile of a decoder": profiling_decoder.next_step(OUT),
     "replay": replay_command.next_step("minilm", STATE),
     "autoscale": autoscaling.next_step("minilm", STATE),
-    "down": service.after_down(STATE),
+    "down": lines.after_down(STATE),
     "pipeline split": making.after_split(OUT),
     "pipeline inspect": making.after_inspect(OUT),
     "pipeline remove": service.after_remove("minilm", ""),

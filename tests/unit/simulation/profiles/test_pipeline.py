@@ -53,7 +53,6 @@ def test_the_ingress_is_found_again(manifest: Manifest) -> None:
     assert 2 * host.token_s == pytest.approx(TOKEN_S)
 
 
-@pytest.mark.slow
 def test_a_start_wants_the_part_of_a_core_that_it_was_counted_to_take(manifest: Manifest) -> None:
     known = profile(manifest)
     assert host_of(known, manifest).start_cores == 1.0  # its CPU seconds are not known
@@ -64,6 +63,7 @@ def test_a_start_wants_the_part_of_a_core_that_it_was_counted_to_take(manifest: 
     assert host_of(replace(known, rows=(*counted, *limited)), manifest).start_cores == pytest.approx(0.4)
 
 
+@pytest.mark.slow
 def test_requests_that_meet_take_what_the_bursts_say(manifest: Manifest, minilm_pipeline: Path) -> None:
     """Bursts that took longer give a larger number; others disturbed those of the third round."""
     tokens = TokenLengths.fixed(32)
