@@ -36,7 +36,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from scipy.optimize import linear_sum_assignment
-from sklearn.cluster import KMeans
 from torch import Tensor
 
 from moe.checkpoints.reader import DenseFfn, NodeTensors
@@ -154,7 +153,7 @@ def balanced_clusters(features: Tensor, clusters: int, seed: int) -> np.ndarray[
     """
     rows = features.double().numpy()
     count = rows.shape[0]
-    means = KMeans(clusters, n_init=4, random_state=seed).fit(rows).cluster_centers_
+    means = _centres(rows, clusters, seed)
     labels = np.full(count, -1, dtype=np.int64)
     blocks = [np.arange(count)]
     if count > BLOCK:
@@ -199,8 +198,15 @@ def initial_router(hidden: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
 def upcycle_router(hidden: Tensor, experts: int, seed: int) -> Tensor:
     """Router ``[E, d]`` of experts that are copies: unit centres of k-means over directions of ``hidden``."""
     directions = F.normalize(hidden.float(), dim=1)
-    centres = KMeans(experts, n_init=4, random_state=seed).fit(directions.numpy()).cluster_centers_
+    centres = _centres(directions.numpy(), experts, seed)
     return F.normalize(torch.from_numpy(centres).float(), dim=1)
+
+
+def _centres(rows: np.ndarray, clusters: int, seed: int) -> np.ndarray:
+    """Centres ``[clusters, d]`` of k-means over ``rows [n, d]``."""
+    from sklearn.cluster import KMeans  # takes seconds to import, and most pipelines have an adapter with the groups
+
+    return np.asarray(KMeans(clusters, n_init=4, random_state=seed).fit(rows).cluster_centers_)
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,6 @@ def _adopt(folder: Path, pipelines: Path) -> tuple[Path, Manifest]:
 
 def _split_preset(name: str, folder: Path) -> None:
     from moe.preset import PRESETS, preset_adapter, preset_source
-    from moe.split import split
 
     preset = PRESETS[name]
     adapter = preset_adapter(preset, preset.experts, preset.top_k, "neurons")
@@ -66,6 +65,8 @@ def _split_preset(name: str, folder: Path) -> None:
     stamp = folder / _STAMP
     if (folder / MANIFEST_FILE).is_file() and stamp.is_file() and stamp.read_text() == digest:
         return
+    from moe.split import split  # takes seconds to import
+
     private_folder(folder.parent)
     with Console(stderr=True).status(f"splitting {name} into functions"):
         split(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from sklearn.isotonic import isotonic_regression
+from scipy.optimize import isotonic_regression
 
 from simulation.arrays import Floats, Ints
 
@@ -49,7 +49,7 @@ def monotone(points: Iterable[tuple[float, float]], floor: float = 1e-9) -> Curv
     at = np.array(sorted(by_place))
     medians = np.log([np.median(by_place[place]) for place in at])
     weights = np.array([len(by_place[place]) for place in at], dtype=np.float64)
-    return Curve(at, np.exp(isotonic_regression(medians, sample_weight=weights)))
+    return Curve(at, np.exp(isotonic_regression(medians, weights=weights).x))
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,10 +109,15 @@ def monotone_table(tokens: Floats, calls: Floats, values: Floats) -> Table:
     """
     logs = np.log(values)
     for _ in range(10):
-        logs = np.apply_along_axis(isotonic_regression, 1, logs)
-        logs = np.apply_along_axis(isotonic_regression, 0, logs)
+        logs = np.apply_along_axis(_never_falling, 1, logs)
+        logs = np.apply_along_axis(_never_falling, 0, logs)
     logs = np.maximum.accumulate(np.maximum.accumulate(logs, axis=0), axis=1)
     return Table(tokens, calls, np.exp(logs))
+
+
+def _never_falling(values: Floats) -> Floats:
+    """Least squares. ``values`` [knots]."""
+    return np.asarray(isotonic_regression(values).x)
 
 
 def additive_fill(values: Floats) -> Floats:

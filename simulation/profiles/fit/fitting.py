@@ -7,7 +7,7 @@ cores, so m calls always in flight take ``together(T, m, share) / share`` each, 
 seconds of one of m calls: coalescing makes it grow more slowly than m, and a limit makes it larger, since caches grow
 cold whenever the replica is stopped. It never falls with tokens nor with m and never rises with the share.
 
-Fitted are medians in logarithms with isotonic regression (scikit-learn). The effective tick is the one free number of
+Fitted are medians in logarithms with isotonic regression (SciPy). The effective tick is the one free number of
 the throttling, chosen among a few parts of the machine's own.
 """
 
