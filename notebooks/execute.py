@@ -18,11 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-import matplotlib.font_manager  # noqa: F401  (makes its cache, whose making would be an output of the first notebook)
 import nbformat as untyped
 import numpy as np
 from jupyter_client.manager import KernelManager
-from matplotlib.image import imread
 from nbclient import NotebookClient
 
 nbformat: Any = untyped
@@ -84,6 +82,8 @@ def differences(stored: Any, fresh: Any) -> list[str]:
 @contextmanager
 def kernel() -> Iterator[KernelManager]:
     """A kernel for :func:`run`: sockets in a folder of its own instead of the network, nobody's settings."""
+    import matplotlib.font_manager  # noqa: F401  (makes its cache, whose making would be an output of the first one)
+
     with tempfile.TemporaryDirectory(prefix="nb") as folder:
         connection = Path(folder) / "k"
         manager = KernelManager(
@@ -116,6 +116,8 @@ def _pictures(cell: Any) -> list[str]:
 def _same_picture(one: str, other: str) -> bool:
     if one == other:
         return True
+    from matplotlib.image import imread
+
     pixels = [imread(io.BytesIO(base64.b64decode(text))) for text in (one, other)]
     return pixels[0].shape == pixels[1].shape and float(np.abs(pixels[0] - pixels[1]).mean()) <= PIXEL
 

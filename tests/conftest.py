@@ -8,12 +8,14 @@ import os
 import re
 import sys
 from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from filelock import FileLock
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 if TYPE_CHECKING:
     from tests.cluster.namespaces import Namespaces
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 settings.register_profile("untimed", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", settings.get_profile("untimed"), max_examples=20)
 settings.load_profile("untimed")  # a busy machine is no failure
+# In every worker Hypothesis would parse the whole tree, to draw one of its thousands of constants now and then:
+# too seldom, among so few examples, for one that matters to come up.
+pytest.MonkeyPatch().setattr(providers, "_get_local_constants", lambda: providers._local_constants)
 sys.dont_write_bytecode = False  # otherwise every worker and every process of a test compiles the tree again
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as `make` does: there is a worker for every core
@@ -41,6 +46,23 @@ FIRST = (
 )
 """Files that take longest, so that no worker ends with one of them, and files that make numba compile what others need
 too: next to one that waits for processes, so that two workers do not compile the same at the same time."""
+ROOMS = (
+    ("unit/moe/", "unit/functions/", "unit/rl/agent/test_dagnn.py"),
+    ("unit/rl/",),
+    ("unit/gateway/",),
+    ("unit/evaluation/",),
+    ("unit/simulation/",),
+    ("unit/autoscaler/",),
+    ("unit/smoe/",),
+    ("unit/placement/",),
+    ("unit/deploy/",),
+    ("unit/traces/",),
+    ("notebooks/",),
+    ("docs/",),
+    ("contract/", "cluster/", "integration/"),
+)
+"""Beginnings of paths whose tests share a worker where slow ones are left out, as they import the same packages (the
+first: transformers and torch-geometric) and use the same fixtures; the longest first."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -88,10 +110,34 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return min(len(os.sched_getaffinity(0)) + ("not slow" not in config.option.markexpr), MOST_WORKERS)
 
 
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """A worker takes a room of ``ROOMS`` at a time where slow tests are left out, otherwise a file."""
+    if "not slow" not in config.option.markexpr or config.option.dist != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByRoom(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return str(_room(nodeid.removeprefix("tests/")))
+
+    return ByRoom(config, log)
+
+
+@cache
+def _room(path: str) -> int:
+    """Place in ``ROOMS`` of a path below this folder (of a file of one not listed: the last)."""
+    fitting = {len(start): place for place, room in enumerate(ROOMS) for start in room if path.startswith(start)}
+    return fitting[max(fitting)] if fitting else len(ROOMS)
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with ``FIRST``; ``--dist loadfile --no-loadscope-reorder`` keeps this order."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with ``FIRST``, or with the first of ``ROOMS``; ``--dist loadfile --no-loadscope-reorder`` keeps this
+    order."""
     here = Path(__file__).parent
+    if "not slow" in config.option.markexpr:
+        items.sort(key=lambda item: _room(item.path.relative_to(here).as_posix()))
+        return
     rank = {here / name: place for place, name in enumerate(FIRST)}
     items.sort(key=lambda item: rank.get(item.path, len(FIRST)))
 

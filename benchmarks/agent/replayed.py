@@ -10,7 +10,6 @@ from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import spearmanr
 
 from autoscaler.contract import SLO_QUANTILE, Memory, Policy
 from autoscaler.prices import Meter
@@ -116,6 +115,8 @@ def _siso(run: Trained, hours: Sequence[ValidationHour]) -> tuple[list[Replayed]
 
 def _correlations(window: EpisodeWindow, actor: Actor) -> list[float]:
     """Rank correlation of the pointer's weights with the latency that followed, of each layer where it is defined."""
+    from scipy.stats import spearmanr
+
     space = window.episode.encoder.space
     batch = Batch.of(space, [window.state])
     weights = actor.explain(batch, batch.present)[0][0]

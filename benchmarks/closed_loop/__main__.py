@@ -32,7 +32,6 @@ from typing import Any
 
 import click
 import numpy as np
-from scipy import stats
 
 from benchmarks.closed_loop.contenders import check_names, contender, turns
 from benchmarks.closed_loop.runs import SEGMENT_CORES, SPACE, Run, measured, simulated
@@ -243,6 +242,8 @@ def half_width(values: np.ndarray) -> float | None:
     """Half the width of the 95 % interval of a mean, Student's t. ``values`` [repeats] float64."""
     if values.size < 2:
         return None
+    from scipy import stats
+
     return round(float(stats.t.ppf(0.975, values.size - 1) * values.std(ddof=1) / np.sqrt(values.size)), 4)
 
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.stats import kendalltau
 
 METRICS = {"p50_ms": "p50", "p95_ms": "p95", "provisioned": "cost"}
 """Fields of an outcome, and what their errors are called."""
@@ -26,6 +25,8 @@ def places(p95_ms: Sequence[float], cost: Sequence[float], slo_ms: float) -> dic
 
 def tau(left: Sequence[float], right: Sequence[float]) -> float:
     """Kendall's τ-b of two lists of places; 1: the same order, -1: the reverse. ``nan`` where one has no order."""
+    from scipy.stats import kendalltau
+
     return float(kendalltau(left, right).statistic)
 
 

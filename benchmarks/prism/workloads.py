@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.cluster import KMeans
 
 from benchmarks.placement.replay_log import Requests
 from benchmarks.placement.synthetic_routing import REAL_EXPERTS, Choices, real
@@ -45,6 +44,8 @@ class Workload:
 def lite(folder: Path, seed: int, length: int | None = None) -> Workload:
     """Three clusters of the V2-Lite log's prompts, each in random order. ``length``: of prompts that have so many
     tokens the first ones only, so that clusters cannot differ in length."""
+    from sklearn.cluster import KMeans
+
     choices, prompt = real(folder)
     numbers, starts, sizes = np.unique(prompt, return_index=True, return_counts=True)
     kept = np.flatnonzero(sizes >= (length or LEAST_TOKENS))

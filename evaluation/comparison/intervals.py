@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import binomtest
 
 from simulation.arrays import Floats
 
@@ -52,5 +51,7 @@ def share(hits: int, of: int) -> Interval | None:
     """``hits / of`` with Wilson's interval; None of nothing."""
     if of == 0:
         return None
+    from scipy.stats import binomtest  # takes a second, and most runs report no share
+
     interval = binomtest(hits, of).proportion_ci(method="wilson")
     return Interval(hits / of, float(interval.low), float(interval.high))

@@ -16,7 +16,6 @@ from pyarrow.csv import write_csv as write_table
 
 from autoscaler.prices import money
 from evaluation.comparison.episode import BOUND, METERS
-from evaluation.comparison.figures import figure_7, figure_8
 from evaluation.comparison.grid import Grid
 from evaluation.comparison.learnt_files import learnt_file
 from evaluation.comparison.store import windows_of
@@ -75,6 +74,8 @@ def write_report(
     )
     document = {"grid": settings(grid), "runs": list(summaries), "left_out": absent}
     paths.json.write_text(json.dumps(document, indent=1))
+    from evaluation.comparison.figures import figure_7, figure_8  # matplotlib takes a second
+
     figure_7(paths.figures[0], summaries, _tails(windows))
     figure_8(paths.figures[1], summaries)
     paths.html.write_text(_page(grid, summaries, paths, absent))

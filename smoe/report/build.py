@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from smoe.errors import SmoeError
-from smoe.report import figures
 from smoe.report.log import prices_of, read_log
 from smoe.report.measures import compute
 from smoe.report.model import Run
@@ -47,6 +46,8 @@ def build(
     """
     if not (math.isfinite(slo_s) and slo_s > 0):
         raise ReportError(f"the SLO must be a positive number of seconds, got {slo_s!r}")
+    from smoe.report import figures  # matplotlib takes a second, and who starts a run needs it at its end only
+
     run = _run(log_dir, requests_csv, float(meta.get("since_s", 0.0)))
     numbers = compute(run, slo_s, meta)
     try:

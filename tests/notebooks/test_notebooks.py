@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from jupyter_client.manager import KernelManager
-from matplotlib.image import imsave
 
 from notebooks.execute import HERE, differences, kernel, main, run
 
@@ -54,6 +53,8 @@ def texts(notebook: Any) -> str:
 
 
 def picture(shade: float) -> str:
+    from matplotlib.image import imsave
+
     buffer = io.BytesIO()
     imsave(buffer, np.full((4, 6, 3), shade), format="png")
     return base64.b64encode(buffer.getvalue()).decode()

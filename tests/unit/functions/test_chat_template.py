@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from functions.generation.chat import ChatTemplate
 from moe.errors import CheckpointError
@@ -26,6 +25,8 @@ TEMPLATES = {
 
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
 def test_a_template_gives_the_text_that_transformers_gives(template: str, tmp_path: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
     path, tokenizer = tmp_path / "chat_template.jinja", byte_tokenizer(256)
     path.write_text(template)
     tokenizer.save(str(tmp_path / TOKENIZER_FILE))

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import openai
 import pytest
 import torch
 
@@ -55,6 +54,8 @@ def test_every_rule_gives_the_whole_models_answer(bert: Path, rule: str, functio
 
 @pytest.mark.parametrize("family", some_fast(["mixtral", "qwen3_moe", "gpt2", "qwen2_moe"], fast=1))
 def test_tokens_and_their_experts_are_those_of_the_other_gate(pipeline_of: Callable[[str], Path], family: str) -> None:
+    import openai
+
     folder = pipeline_of(family)
     wanted = [one.text for one in generate(WholeModel(folder), PROMPTS, 6)]
     routed: dict[str, Any] = {}

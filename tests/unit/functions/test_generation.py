@@ -14,14 +14,12 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import openai
 import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
-from transformers import RepetitionPenaltyLogitsProcessor
 
 from benchmarks.harness.local_pipeline import LocalPipeline
 from functions.generation.texts import end_tokens
@@ -31,6 +29,9 @@ from moe.reference import WholeModel, drive, pack
 from moe.split import split
 from tests.doubles.generation import generate
 from tests.unit.moe import tiny
+
+if TYPE_CHECKING:
+    import openai
 
 PROMPTS = ["Only the chosen experts", "see", "A sum does not mind its order"]
 
@@ -47,6 +48,8 @@ def served(decoder: Path) -> Iterator[LocalPipeline]:
 
 
 def client_of(pipeline: LocalPipeline) -> openai.OpenAI:
+    import openai
+
     return openai.OpenAI(base_url=f"{pipeline.url}/v1", api_key="none", max_retries=0, timeout=100)
 
 
@@ -117,6 +120,8 @@ def whole_greedy(model: WholeModel, prompt: str, tokens: int) -> str:
 
 
 def test_a_conversation_goes_through_the_checkpoints_template(two_instances: LocalPipeline, long: Path) -> None:
+    import openai
+
     client = client_of(two_instances)
     messages: list[Any] = [{"role": "user", "content": "hello"}]
     model = WholeModel(long)
@@ -178,6 +183,8 @@ def test_the_end_token_does_not_end_texts_that_are_to_ignore_it(two_instances: L
 
 
 def test_a_repetition_penalty_counts_the_prompts_tokens_too(two_instances: LocalPipeline, long: Path) -> None:
+    from transformers import RepetitionPenaltyLogitsProcessor
+
     model, theirs = WholeModel(long), RepetitionPenaltyLogitsProcessor(1.9)
     prompts = (random.Random(number).sample(range(97, 200), 60) for number in range(100))
     ids = next(ids for ids in prompts if int(model.logits_ids([ids])[0].argmax()) in ids)
@@ -378,6 +385,8 @@ def test_many_at_once_on_two_instances_write_what_each_writes_alone(two_instance
 
 @pytest.mark.slow
 def test_encoders_make_embeddings_and_no_text(bert: Path) -> None:
+    import openai
+
     wanted = WholeModel(bert).embed(["one", "two texts"])
     with LocalPipeline(bert) as pipeline:
         client = client_of(pipeline)

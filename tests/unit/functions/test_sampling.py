@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from transformers import RepetitionPenaltyLogitsProcessor
 
 from functions.generation.sampling import Sampler, Sampling
 
@@ -34,6 +33,8 @@ def test_the_sampler_follows_every_option() -> None:
 
 
 def test_repetitions_of_the_prompt_and_of_the_text_are_penalised_as_transformers_does() -> None:
+    from transformers import RepetitionPenaltyLogitsProcessor
+
     theirs, prompt, logits = RepetitionPenaltyLogitsProcessor(1.4), [1, 4, 4], torch.tensor([0.9, 3.0, 2.5, -0.5, -0.4])
     sampler, tokens = Sampler(Sampling(repetition_penalty=1.4), 5, prompt), list(prompt)
     assert not sampler.greedy

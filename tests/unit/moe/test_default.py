@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from click.testing import CliRunner
 
 from moe.commands import inspect_, split
@@ -41,6 +40,8 @@ def model(folder: Path) -> Iterator[WholeModel]:
 
 
 def test_embeddings_are_the_dense_models(model: WholeModel) -> None:
+    import transformers
+
     theirs = transformers.BertModel.from_pretrained(minilm_folder()).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(minilm_folder())
     ours = model.embed(TEXTS)
@@ -52,6 +53,8 @@ def test_embeddings_are_the_dense_models(model: WholeModel) -> None:
 
 
 def test_tokens_are_transformers_own(model: WholeModel) -> None:
+    import transformers
+
     tokenizer = transformers.AutoTokenizer.from_pretrained(minilm_folder())
     assert model.tokenizer.encode_all(TEXTS) == [tokenizer(text)["input_ids"] for text in TEXTS]
     assert model.tokenizer.decode(model.tokenizer.encode("a man plays")) == "a man plays"

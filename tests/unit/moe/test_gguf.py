@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,6 +32,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def by_transformers(path: Path) -> Any:
+    import transformers
+
     return transformers.LlamaForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
 
 
@@ -69,6 +70,8 @@ _KNOWN: dict[Path, Any] = {}
 
 
 def _tokenizer_of_transformers(path: Path) -> Any:
+    import transformers
+
     if path not in _KNOWN:
         _KNOWN[path] = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     return _KNOWN[path]

@@ -11,7 +11,6 @@ from typing import Any
 import gguf
 import pytest
 import torch
-import transformers
 from safetensors import safe_open
 
 from moe.dense import load_adapter
@@ -53,12 +52,16 @@ def parsed_once() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def theirs() -> Any:
+    import transformers
+
     path = smollm2_file()
     return transformers.LlamaForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
+    import transformers
+
     path = smollm2_file()
     return transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
 

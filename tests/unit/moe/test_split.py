@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from moe.errors import CheckpointError
 from moe.manifest import load
@@ -74,6 +73,8 @@ def test_fused_experts_give_the_same_pipeline_as_single_ones(family: str, tmp_pa
 
 
 def test_packed_experts_are_unpacked_as_transformers_does(tmp_path: Path) -> None:
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
     checkpoint = tiny.store(tiny.build("gpt_oss"), tmp_path / "c")
     generator = torch.Generator().manual_seed(0)
     packed: dict[str, torch.Tensor] = {}

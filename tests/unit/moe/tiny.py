@@ -1,4 +1,7 @@
-"""Tiny random checkpoints of every family, built by transformers, and transformers' own answers to them."""
+"""Tiny random checkpoints of every family, built by transformers, and transformers' own answers to them.
+
+transformers is imported where a model is built: it takes seconds, and not every worker builds one.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor
 
 from moe.checkpoints.gpt_oss import POSITIONS
@@ -82,6 +84,8 @@ CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def bert2bert(**changes: Any) -> Any:
+    import transformers
+
     encoder = transformers.BertConfig(**{**BERT, "num_hidden_layers": 2})
     decoder = transformers.BertConfig(**{**BERT, **changes}, is_decoder=True, add_cross_attention=True)
     config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(
@@ -91,7 +95,12 @@ def bert2bert(**changes: Any) -> Any:
 
 
 def _builder(model: str, config: str, numbers: dict[str, Any]) -> Callable[..., Any]:
-    return lambda **changes: getattr(transformers, model)(getattr(transformers, config)(**{**numbers, **changes}))
+    def built(**changes: Any) -> Any:
+        import transformers
+
+        return getattr(transformers, model)(getattr(transformers, config)(**{**numbers, **changes}))
+
+    return built
 
 
 DISTILBERT = {

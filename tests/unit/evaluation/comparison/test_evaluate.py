@@ -20,7 +20,6 @@ from evaluation.bound.physics import Physics
 from evaluation.comparison import episode, learnt_files, run
 from evaluation.comparison.episode import BOUND, beyond_cluster, check_binding, prepare, run_policy
 from evaluation.comparison.errors import EvaluationError
-from evaluation.comparison.figures import figure_7
 from evaluation.comparison.grid import Grid
 from evaluation.comparison.report import heading, write_report
 from evaluation.comparison.run import evaluate
@@ -119,6 +118,8 @@ def test_the_report_holds_every_run(grid: Grid, out: Path, summaries: list[dict[
 
 
 def test_the_costs_of_the_burstiest_pattern_are_drawn(summaries: list[dict[str, Any]], tmp_path: Path) -> None:
+    from evaluation.comparison.figures import figure_7
+
     calm = [{**run, "pattern": "normal", "provisioned_experts": 9.0} for run in runs_of(summaries)]
     both, alone = tmp_path / "both.png", tmp_path / "alone.png"
     figure_7(both, [*summaries, *calm], {})

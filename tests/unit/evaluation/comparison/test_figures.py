@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
-from evaluation.comparison import figures
 
 
 @pytest.mark.parametrize(
@@ -16,6 +12,11 @@ from evaluation.comparison import figures
 def test_tails_have_plain_numbers_and_a_logarithm_from_a_decade_on(
     values: tuple[float, ...], scale: str, ticks: set[str]
 ) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    from evaluation.comparison import figures
+
     figure = Figure()
     axes = figure.subplots()
     axes.plot(values)

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import trim_mean
 
 from evaluation.comparison.intervals import interval, iqm, share
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=10).map(lambda values: values * 4))
 def test_iqm_of_a_multiple_of_four_is_scipys_trimmed_mean(values: list[float]) -> None:
+    from scipy.stats import trim_mean
+
     assert iqm(np.array(values)) == pytest.approx(trim_mean(values, 0.25), abs=1e-6)
 
 

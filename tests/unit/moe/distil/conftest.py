@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import BertConfig, BertModel
 
 from moe.checkpoints.bert import BertReader
 from moe.checkpoints.source import FolderSource
@@ -18,6 +17,8 @@ from moe.distil.student import DenseEncoder
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from transformers import BertConfig, BertModel
+
     torch.manual_seed(3)
     config = BertConfig(
         vocab_size=64,

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import BertModel
 
 from moe.distil.start import observe, start
 from moe.distil.student import Batch, DenseEncoder, Student, dense_pass
@@ -26,6 +25,8 @@ def student_of(dense: DenseEncoder, top_k: int) -> Student:
 
 
 def test_the_teacher_is_the_model_of_transformers(tiny: Path, dense: DenseEncoder) -> None:
+    from transformers import BertModel
+
     batch = Batch.of(texts(5))
     model = BertModel.from_pretrained(str(tiny), add_pooling_layer=False)
     with torch.inference_mode():

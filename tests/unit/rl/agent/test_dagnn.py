@@ -1,4 +1,7 @@
-"""The layered DAGNN against the general one on torch-geometric, and that against a hand-worked node."""
+"""The layered DAGNN against the general one on torch-geometric, and that against a hand-worked node.
+
+torch-geometric is imported by the tests: it takes seconds, and one worker has them all.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import pytest
 import torch
 
 from rl.agent.dagnn import Dagnn
-from rl.agent.dagnn_pyg import GeneralDagnn, generations
 from rl.agent.errors import NetworkError
 from tests.unit.rl.agent.conftest import make_space
 
@@ -15,6 +17,8 @@ WIDTH = 12
 
 @pytest.mark.parametrize("experts", [(3,), (4, 4, 4), (1, 5, 2), (8,) * 12], ids=["one", "even", "unequal", "bert"])
 def test_both_forms_are_equal_with_the_same_weights(experts: tuple[int, ...]) -> None:
+    from rl.agent.dagnn_pyg import GeneralDagnn
+
     space = make_space(experts)
     fast, general = Dagnn(WIDTH, 2), GeneralDagnn(WIDTH, 2)
     general.load_state_dict(fast.state_dict())
@@ -27,6 +31,8 @@ def test_both_forms_are_equal_with_the_same_weights(experts: tuple[int, ...]) ->
 
 
 def test_both_forms_have_the_same_gradients() -> None:
+    from rl.agent.dagnn_pyg import GeneralDagnn
+
     space = make_space((3, 2))
     fast, general = Dagnn(WIDTH, 2), GeneralDagnn(WIDTH, 2)
     general.load_state_dict(fast.state_dict())
@@ -39,6 +45,8 @@ def test_both_forms_have_the_same_gradients() -> None:
 
 
 def test_a_node_of_two_predecessors_is_the_gru_of_their_weighted_sum() -> None:
+    from rl.agent.dagnn_pyg import GeneralDagnn
+
     network = GeneralDagnn(WIDTH, 1)
     nodes = torch.randn(1, 3, WIDTH)
     embedded = network(nodes, ((0, 2), (1, 2)))[0, :, WIDTH:]
@@ -51,9 +59,13 @@ def test_a_node_of_two_predecessors_is_the_gru_of_their_weighted_sum() -> None:
 
 
 def test_generations_alternate_between_segments_and_experts() -> None:
+    from rl.agent.dagnn_pyg import generations
+
     assert generations(6, make_space((2, 1)).edges) == [[0], [3, 4], [1], [5], [2]]
 
 
 def test_a_cycle_is_refused() -> None:
+    from rl.agent.dagnn_pyg import generations
+
     with pytest.raises(NetworkError, match="cycle"):
         generations(3, ((0, 1), (1, 2), (2, 1)))

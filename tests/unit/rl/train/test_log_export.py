@@ -7,7 +7,6 @@ from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
-import minari
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -30,6 +29,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("topology")
 def test_minari_reads_what_the_log_holds(logged: tuple[Path, Encoder], place: Path) -> None:
+    import minari
+
     folder, encoder = logged
     command = ["lab", "export-log", "--log", str(folder), "--dataset", "smoe/test-v0", "--out", str(place), "--json"]
     said = json.loads(CliRunner().invoke(cli, command, catch_exceptions=False).stdout)

@@ -7,7 +7,6 @@ import pytest
 from autoscaler.changes import describe_change
 from autoscaler.contract import Configuration
 from functions.dispatch.activation import Burst
-from smoe.report import figures
 from smoe.report.folding import folded
 from smoe.report.model import Action, ActionKind, Run
 
@@ -59,6 +58,8 @@ def test_functions_are_counted_by_what_they_serve(nodes: tuple[str, str], who: s
 
 
 def test_many_functions_with_one_change_share_a_row_of_the_figure_and_few_do_not() -> None:
+    from smoe.report import figures
+
     few = [action(f"expert-1-{number}", change="memory 256 → 128 MB") for number in range(3)]
     marks = figures._marks(Run((), (), (*EXPERTS, *few), ()))
     assert marks[1.0, "many experts", "up", True] == 24
