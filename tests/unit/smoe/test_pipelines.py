@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,3 +25,14 @@ def test_a_checkpoint_is_answered_with_the_command_that_splits_it(tmp_path: Path
 def test_a_name_of_nothing_is_answered_with_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(SmoeError, match=r"'nothing' is neither a pipeline folder nor a pipeline or preset; .*minilm"):
         ensure_pipeline("nothing", tmp_path)
+
+
+def test_a_preset_that_is_split_already_is_there_before_torch_could_be_imported(minilm_pipeline: Path) -> None:
+    code = f"""
+import sys
+from pathlib import Path
+from smoe.pipelines import ensure_pipeline
+print(ensure_pipeline("minilm", Path({str(minilm_pipeline.parent)!r}))[1].name, "torch" in sys.modules)
+"""
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.split() == ["minilm", "False"]
