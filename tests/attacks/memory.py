@@ -30,15 +30,16 @@ def memory_filled_to_its_bounds(target: Target, thorough: bool) -> tuple[bool, s
             time.sleep(0.1)
         waiting = [filled.ask("POST", "/async-function/sleeper", body)[0] for _ in range(count + 8)]
         most = max(most, filled.resident_bytes())
-        head = b"POST /function/echo HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (3 * BODY_BYTES + 1)
-        for _ in range(memory // 2 // (3 * BODY_BYTES) + 8):
-            line = lines.enter_context(filled.connect())
-            with suppress(OSError):
-                line.sendall(head + 3 * body)
-            most = max(most, filled.resident_bytes())
+        large = 3 * body
+        head = b"POST /function/echo HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (len(large) + 1)
         refused, end_s = 200, time.monotonic() + FILLS_WITHIN_S
-        while refused == 200 and time.monotonic() < end_s:  # what the kernel took, the gateway may not have read yet
-            refused = filled.ask("POST", "/function/echo", body)[0]
+        while refused == 200 and time.monotonic() < end_s:  # replies that are given up meanwhile make room again
+            for _ in range(8):
+                line = lines.enter_context(filled.connect())
+                with suppress(OSError):
+                    line.sendall(head + large)
+                most = max(most, filled.resident_bytes())
+            refused = filled.ask("POST", "/function/echo", large)[0]
         alive = filled.ask("GET", "/healthz")[0]
         most = max(most, filled.resident_bytes())
     words = (
