@@ -64,7 +64,7 @@ def namespaces(kubeconfig: Path) -> list[str]:
         api.close()
 
 
-@pytest.mark.parametrize("kubeconfig", ["--kubelet", "--no-kubelet"], indirect=True)
+@pytest.mark.parametrize("kubeconfig", ["--no-kubelet"], indirect=True)
 def test_the_suite_passes_on_a_cluster_known_by_its_kubeconfig_and_leaves_nothing(kubeconfig: Path) -> None:
     with suite(kubeconfig) as process:
         output, _ = process.communicate(timeout=240)
