@@ -93,6 +93,7 @@ class HostNode(Node):
         """By replica, once it has had a call while its cores were limited."""
         self.turns: dict[Replica, int] = {}
         """Which of the node's calls was a replica's latest."""
+        self._periods: dict[float, tuple[float, float, float, float, float]] = {}
 
     def chosen(self, open_to: list[Replica], call: Call) -> Replica:
         """Fewest calls, and of equals the one that has rested longest, as the dispatcher does."""
@@ -106,9 +107,13 @@ class HostNode(Node):
     def period(self, replica: Replica) -> tuple[float, float, float, float, float]:
         """Quota, period, tick and what a stop costs the call and the one after it; the quota is 0 where nothing is
         limited."""
-        limit = self.limit_of(replica)
-        quota_s, refill = float(np.round(limit.quota_s, 12)), float(np.round(limit.refill, 12))
-        return (quota_s if refill < 1 else 0.0), quota_s / refill, limit.tick_s, limit.stop_s, float(limit.after_stop_s)
+        cores = self.pipeline.workload.cores(replica.configuration)
+        if cores not in self._periods:
+            limit = self.limit_of(replica)
+            quota_s, refill = float(np.round(limit.quota_s, 12)), float(np.round(limit.refill, 12))
+            quotas = (quota_s if refill < 1 else 0.0), quota_s / refill
+            self._periods[cores] = (*quotas, limit.tick_s, limit.stop_s, float(limit.after_stop_s))
+        return self._periods[cores]
 
     def limit_of(self, replica: Replica) -> Throttle:
         assert self.pipeline.limited is not None

@@ -280,6 +280,7 @@ class PipelineModel:
         self.cold_noise = atoms_of(workload.lifecycle.noise)
         self._seconds: dict[tuple[str, float, float], Any] = {}
         self._speedups: dict[tuple[str, float, float], Any] = {}
+        self._uses: dict[tuple[str, float, int], float] = {}
         self._limits: dict[tuple[str, float, float], Limit] = {}
         self._noises: dict[bool, Any] = {}
         infos = (*workload.segments, *workload.experts)
@@ -360,9 +361,11 @@ class PipelineModel:
     def use(self, info: NodeInfo, configuration: Configuration, calls: int) -> float:
         if self.limited is None:
             return 1.0
-        typical = self.workload.typical_tokens(info)
-        cost, share = self.workload.costs[info.id], configuration.gpu_share
-        return round(float(self.limited.core_use(cost, typical, calls, share)), 12)
+        key = (info.id, configuration.gpu_share, calls)
+        if key not in self._uses:
+            cost, typical = self.workload.costs[info.id], self.workload.typical_tokens(info)
+            self._uses[key] = round(float(self.limited.core_use(cost, typical, calls, configuration.gpu_share)), 12)
+        return self._uses[key]
 
     def limit(self, info: NodeInfo, configuration: Configuration) -> Limit:
         key = (info.id, self.workload.cores(configuration), configuration.gpu_share)
