@@ -4,11 +4,10 @@ docstring states no axes. ``python -m tests.docs.words FOLDER…`` lists them.""
 from __future__ import annotations
 
 import ast
-import io
 import re
 import sys
-import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,6 +40,14 @@ PROSE = re.compile(
 )
 ARRAY = re.compile(r"\b(?:NDArray|Tensor|ndarray|Floats\d*|Ints\d*|Bools|FloatArray|IntArray)\b")
 AXES = re.compile(r"\[[^\]]*\]|\bscalar\b", re.IGNORECASE)
+TEXT = (
+    r"(?i:[bfru]{1,2})?"
+    r'(?:"{3}(?:\\.|[^\\])*?"{3}|\'{3}(?:\\.|[^\\])*?\'{3}|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\')'
+)
+"""A string, as a pattern."""
+TOKEN = re.compile(rf"(?P<text>#[^\n]*|{TEXT})|\d[\w.]*|\.{{3}}|(?P<dot>\.\s*)?(?P<name>[^\W\d]\w*)", re.DOTALL)
+"""Comments and strings, numbers, ``...``, names: what the standard library's tokenizer takes ten times as long for."""
+BEGINS_WITH_OF = re.compile(r"[\"'](?:\\\n|\s)*Of ")
 
 
 class Finding(NamedTuple):
@@ -54,17 +61,20 @@ class Finding(NamedTuple):
 def of_source(path: str, text: str) -> Iterator[Finding]:
     """Findings of one Python file: retired names, retired words in comments and strings, docstrings that begin with
     "Of", public arrays without axes."""
-    before = ""
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        is_attribute, before = before == ".", token.string
-        if token.type == tokenize.NAME:
-            snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", token.string).lower()
-            nameless = token.string in VARIABLES and not is_attribute
-            if nameless or (token.string not in STORED_NAMES and PARTS.search(snake)):
-                yield Finding(path, token.start[0], f"name {token.string}")
-        elif token.type in (tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1)):
-            yield from _prose(path, token.start[0], token.string)
-    yield from _of_docstrings(path, ast.parse(text))
+    for token in TOKEN.finditer(text):
+        name, prose = token["name"], token["text"]
+        if name and (_is_retired(name) or (name in VARIABLES and not token["dot"])):
+            yield Finding(path, 1 + text.count("\n", 0, token.start("name")), f"name {name}")
+        elif prose and PROSE.search(prose):
+            yield from _prose(path, 1 + text.count("\n", 0, token.start()), prose)
+    if BEGINS_WITH_OF.search(text) or ARRAY.search(text):
+        yield from _of_docstrings(path, ast.parse(text))
+
+
+@cache
+def _is_retired(name: str) -> bool:
+    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    return name not in STORED_NAMES and PARTS.search(snake) is not None
 
 
 def of_page(path: str, text: str) -> Iterator[Finding]:
