@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from typing import Any
 
 from platform_words.resources import parse_quantity
@@ -39,16 +40,16 @@ def qualified(resource: str) -> str:
     return f"{resource}.{group}" if group else resource
 
 
+@cache
 def amount(text: object) -> Fraction:
+    """A scheduler and quotas ask for the same few again and again."""
     return parse_quantity(str(text))
 
 
 def requested(pod: dict[str, Any], resource: str, kind: str = "requests") -> Fraction:
     """Sum over the pod's containers."""
-    requested = Fraction(0)
-    for container in pod["spec"]["containers"]:
-        requested += amount((container.get("resources", {}).get(kind) or {}).get(resource, "0"))
-    return requested
+    given = [(one.get("resources", {}).get(kind) or {}).get(resource, "0") for one in pod["spec"]["containers"]]
+    return amount(given[0]) if len(given) == 1 else sum(map(amount, given), Fraction(0))
 
 
 def qos(spec: dict[str, Any]) -> str:
