@@ -41,7 +41,8 @@ def test_a_trace_that_is_not_there_is_refused_with_those_that_are(
 @pytest.mark.slow
 def test_the_last_line_is_one_object_with_every_static_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # no public traces next to it: the samples
-    result = CliRunner().invoke(arrow.main, ["--instances", "3", "--requests", "20"], env={"SMOE_TRACES": ""})
+    few = ["--instances", "3", "--requests", "20", "--traces", "made-llm"]
+    result = CliRunner().invoke(arrow.main, few, env={"SMOE_TRACES": ""})
     assert result.exit_code == 0, result.output
     last = json.loads(result.output.splitlines()[-1])
     assert last["simulated"] is True
