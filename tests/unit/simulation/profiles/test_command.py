@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -88,11 +86,10 @@ def test_a_tiny_pipeline_is_profiled_from_start_to_end(
     byte_tokenizer(256).save(str(checkpoint / "tokenizer.json"))
     split(checkpoint, folder, "tiny", 2, 2)
     out = tmp_path / "tiny.parquet"
-    command = [sys.executable, "-m", "smoe", "profile", str(folder), "--quick", "--seconds", "0.05", "--out", str(out)]
-    done = subprocess.run(
-        [*command, "--state", str(tmp_path)], capture_output=True, text=True, timeout=900, cwd=Path(__file__).parents[4]
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    given = [str(folder), "--seconds", "0.05", "--out", str(out), "--state", str(tmp_path)]
+    few = ["--quick", "--shares", "0.12,1", "--tokens", "1,128", "--concurrency", "2"]
+    done = CliRunner().invoke(cli, ["profile", *given, *few], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
     loaded = load(out)
     assert loaded.metadata.pipeline == "tiny"
     check_machine(loaded.metadata, this_machine())
@@ -104,12 +101,12 @@ def test_a_tiny_pipeline_is_profiled_from_start_to_end(
     assert limited
     assert all(row.throttled_part is not None for row in limited)  # how much hangs on what else the machine does
     stopped = {row.share: row.stops_per_call or 0.0 for row in loaded.of("stopped") if row.concurrency == 8}
-    assert set(stopped) == {1.0, 0.5, 0.12} and stopped[0.12] > stopped[1.0] == 0.0
+    assert set(stopped) == {1.0, 0.12} and stopped[0.12] > stopped[1.0] == 0.0
     assert loaded.metadata.fit["cross_validated"]["all"]["points"] > 20
     assert out.with_suffix(".png").stat().st_size > 10_000
     monkeypatch.setattr(profiling, "ProfileSettings", partial(ProfileSettings, volley_rounds=3, idle_rounds=3))
-    given = [str(folder), "--requests-again", "--repeats", "1", "--seconds", "0.05", "--out", str(out)]
-    again = CliRunner().invoke(cli, ["profile", *given, "--state", str(tmp_path)], catch_exceptions=False)
+    few = ["--requests-again", "--repeats", "1", "--shares", "1"]
+    again = CliRunner().invoke(cli, ["profile", *given, *few], catch_exceptions=False)
     assert again.exit_code == 0, again.output
     measured_again = load(out)
     again_s = ("overlap", "idle", "in_pass", "stopped")
