@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autoscaler.capacity import needs
+from autoscaler.capacity import needs, total_needs
 from autoscaler.contract import Bound, Capacity, Configuration, Resources
 from autoscaler.errors import FunctionGoneError, PlatformError, UnreachableError
 from simulation.engine.errors import SimulationError
@@ -28,6 +28,7 @@ class SimulatedPlatform:
         self._waiting: dict[str, Configuration] = {}
         """Orders of which a part was refused for want of room, by function."""
         self._refused_s = 0.0
+        self._held: _Held | None = None
         self._fixed = {
             node.function: simulation.workload.segment_configuration
             for node in simulation.workload.topology.nodes
@@ -54,7 +55,10 @@ class SimulatedPlatform:
         if self._refused_s != self._simulation.now_s:  # what was refused at another time has to be ordered again
             self._waiting, self._refused_s = {}, self._simulation.now_s
         self._waiting[function] = target
-        while any(self._bring_about(name, self._waiting[name], capacity) for name in list(self._waiting)):
+        every = self.configurations()
+        if self._held is None or self._held.present != every:
+            self._held = _Held(every)
+        while any(self._bring_about(name, self._waiting[name], self._held, capacity) for name in list(self._waiting)):
             pass  # what one gave up, another may have
 
     def bounds(self) -> Mapping[str, Bound]:
@@ -62,15 +66,15 @@ class SimulatedPlatform:
         refused = {function: self.configurations()[function].replicas for function in self._waiting}
         return {function: Bound("no machine has room", replicas) for function, replicas in refused.items()}
 
-    def _bring_about(self, function: str, target: Configuration, capacity: Capacity) -> bool:
+    def _bring_about(self, function: str, target: Configuration, held: _Held, capacity: Capacity) -> bool:
         """Order as much of ``target`` as there is room for; whether that changed anything."""
-        present = self.configurations()
-        possible = _possible(function, target, present, capacity)
+        possible = held.possible(function, target, capacity)
         if possible == target:
             del self._waiting[function]
-        if possible == present[function]:
+        if possible == held.present[function]:
             return False
         self._order(function, possible)
+        held.change(function, possible)
         return True
 
     def _order(self, function: str, target: Configuration) -> None:
@@ -87,18 +91,36 @@ class SimulatedPlatform:
             raise UnreachableError("the platform does not answer")
 
 
-def _possible(
-    function: str, target: Configuration, present: Mapping[str, Configuration], capacity: Capacity
-) -> Configuration:
-    """``target`` with as many replicas as there is room for, never fewer than run now; the present configuration where
-    not even these have room with the target's limits."""
-    now = present[function]
-    for replicas in range(target.replicas, min(now.replicas, target.replicas) - 1, -1):
-        part = target.with_replicas(replicas)
-        short = capacity.beyond({**present, function: part}.values())
-        if not short or not _grows(needs(now), needs(part), short):
-            return part
-    return now
+class _Held:
+    """What functions have, and what all of it takes: added up when something else changed it, not for each number of
+    replicas of each order."""
+
+    def __init__(self, present: Mapping[str, Configuration]) -> None:
+        self.present = dict(present)
+        self._taken = total_needs(present.values())
+
+    def possible(self, function: str, target: Configuration, capacity: Capacity) -> Configuration:
+        """``target`` with as many replicas as there is room for, never fewer than run now; the present configuration
+        where not even these have room with the target's limits."""
+        now = self.present[function]
+        for replicas in range(target.replicas, min(now.replicas, target.replicas) - 1, -1):
+            part = target.with_replicas(replicas)
+            short = self._beyond(function, part, capacity)
+            if not short or not _grows(needs(now), needs(part), short):
+                return part
+        return now
+
+    def change(self, function: str, configuration: Configuration) -> None:
+        self._taken = self._with(function, configuration)
+        self.present[function] = configuration
+
+    def _beyond(self, function: str, configuration: Configuration, capacity: Capacity) -> tuple[str, ...]:
+        if capacity.machines:
+            return capacity.beyond({**self.present, function: configuration}.values())
+        return self._with(function, configuration).beyond(capacity.total)
+
+    def _with(self, function: str, configuration: Configuration) -> Resources:
+        return self._taken.minus(needs(self.present[function])).plus(needs(configuration))
 
 
 def _grows(before: Resources, after: Resources, short: tuple[str, ...]) -> bool:

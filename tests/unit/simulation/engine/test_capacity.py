@@ -75,6 +75,36 @@ def test_what_was_refused_earlier_has_to_be_ordered_again() -> None:
     assert replicas(platform) == (1, 1) and platform.bounds() == {}
 
 
+def test_what_something_else_ordered_between_two_orders_counts() -> None:
+    simulation = started(walled(7.0))
+    platform = SimulatedPlatform(simulation)
+    platform.apply(A, configuration(1), configuration(2))
+    simulation.order(B, configuration(3))
+    platform.apply(A, configuration(2), configuration(4))
+    assert replicas(platform) == (2, 3)
+
+
+def test_what_is_brought_about_is_all_that_there_is_room_for_whatever_was_ordered() -> None:
+    rng, served, refused = np.random.default_rng(0), walled(7.3), 0
+    platform, capacity = SimulatedPlatform(started(served)), served.capacity
+    wanted: dict[str, Configuration] = {}
+    assert capacity is not None
+    for _ in range(60):
+        function = (A, B)[rng.integers(2)]
+        wanted[function] = configuration(int(rng.integers(1, 9)), cpu_cores=(0.1, 0.3, 1.0, 1.7)[rng.integers(4)])
+        platform.apply(function, platform.configurations()[function], wanted[function])
+        present = platform.configurations()
+        assert capacity.fits(present.values())
+        for name, target in wanted.items():
+            now, least = present[name], min(present[name].replicas, target.replicas)
+            if now != target:
+                refused += 1
+                only_fewer = now == target.with_replicas(now.replicas)
+                more = target.with_replicas(now.replicas + 1 if only_fewer else least)
+                assert not capacity.fits({**present, name: more}.values())
+    assert refused > 10
+
+
 def test_larger_limits_without_room_leave_the_present_ones() -> None:
     platform = SimulatedPlatform(started(walled(5.0)))
     platform.apply(A, configuration(1), configuration(1, cpu_cores=2.0))
