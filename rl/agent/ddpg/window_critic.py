@@ -112,7 +112,7 @@ class WindowCritic(nn.Module):
 
     def forward(self, batch: Batch, features: Tensor) -> tuple[Prediction, Layers, Experts]:
         """``features`` [B, n, K, C] of every layer's decisions."""
-        experts = self._experts(batch, self.embedded_experts(batch), features)
+        experts = self._experts(_Load.of(batch), self.embedded_experts(batch), features)
         layers = self._layers(experts, batch.space.mask)
         return self._window(layers, batch.pipeline), layers, experts
 
@@ -124,9 +124,9 @@ class WindowCritic(nn.Module):
         embedded: Tensor = self.of_expert(encoded.experts) + self.of_shared(shared).unsqueeze(2)
         return embedded
 
-    def _experts(self, batch: Batch, embedded: Tensor, features: Tensor) -> Experts:
+    def _experts(self, load: _Load, embedded: Tensor, features: Tensor) -> Experts:
         """``features`` [.., B, n, K, C]."""
-        inputs = torch.cat((with_products(features), _physical(batch, features)), -1)
+        inputs = torch.cat((with_products(features), load.physical(features)), -1)
         hidden = self.each((embedded + self.of_configuration(inputs)).relu()).relu()
         off_p95, off_mean = self.latency(hidden).unbind(-1)
         call = features[..., CALL_TIME] * LOG_CALL
@@ -170,8 +170,8 @@ class WindowCritic(nn.Module):
         critic's exact value, at the cost of pooling again: an expert is taken out of its layer's mean and maximum, its
         layer out of the pipeline's. Padding is meaningless.
         """
-        mask = batch.space.mask
-        experts = self._experts(batch, embedded, features)
+        mask, load = batch.space.mask, _Load.of(batch)
+        experts = self._experts(load, embedded, features)
         each, weight = experts.hidden, _weight(experts.p95) * mask
         mean, count = masked_mean(each, mask).unsqueeze(2), mask.sum(-1)[:, None, None]
         beside = largest_of_others(each.masked_fill(~mask[..., None], 0.0))
@@ -180,7 +180,7 @@ class WindowCritic(nn.Module):
         pooled, pipeline = _Beside.of(layers), batch.pipeline[:, None, None]
         layer_price, of_others = self._prices(price * mask, layers)
         for other in others:
-            expert_terms = self._experts(batch, embedded, other)
+            expert_terms = self._experts(load, embedded, other)
             at = torch.cat(
                 (mean + (expert_terms.hidden - each) / count, torch.maximum(beside, expert_terms.hidden)), -1
             )
@@ -195,12 +195,12 @@ class WindowCritic(nn.Module):
     @torch.no_grad()
     def of_layers(self, batch: Batch, embedded: Tensor, features: Tensor, others: Tensor, unit: float) -> Tensor:
         """[A, B, n]: the same with all experts of one layer replaced by those in ``others`` [A, B, n, K, C]."""
-        mask = batch.space.mask
-        layers, values = self._layers(self._experts(batch, embedded, features), mask), []
+        mask, load = batch.space.mask, _Load.of(batch)
+        layers, values = self._layers(self._experts(load, embedded, features), mask), []
         pooled = _Beside.of(layers)
         _, of_others = self._prices(_price(features) * mask, layers)
         for other in others:
-            layer = self._layers(self._experts(batch, embedded, other), mask)
+            layer = self._layers(self._experts(load, embedded, other), mask)
             one = self._predicted(*pooled.with_one(layer, expand=False), batch.pipeline[:, None])
             cost = of_others + (_price(other) * mask).sum(-1) * self._worked(layer)
             values.append(self.punished(one) + one.future - unit * cost)
@@ -209,9 +209,9 @@ class WindowCritic(nn.Module):
     @torch.no_grad()
     def of_windows(self, batch: Batch, embedded: Tensor, others: Tensor, unit: float) -> Tensor:
         """[A, B]: the same with all experts replaced."""
-        mask, values = batch.space.mask, []
+        mask, load, values = batch.space.mask, _Load.of(batch), []
         for other in others:
-            layers = self._layers(self._experts(batch, embedded, other), mask)
+            layers = self._layers(self._experts(load, embedded, other), mask)
             one = self._window(layers, batch.pipeline)
             cost = ((_price(other) * mask).sum(-1) * self._worked(layers)).sum(-1)
             values.append(self.punished(one) + one.future - unit * cost)
@@ -285,6 +285,42 @@ class WindowCritic(nn.Module):
 
 
 @dataclass(frozen=True, eq=False)
+class _Load:
+    """What a state shows of its experts apart from decisions: once for all that are compared in it."""
+
+    present: Tensor
+    """[B, n, K, C] of the configurations that are there."""
+    mean: Tensor
+    """Mean logarithm of a call's time on the resources of Φ."""
+    loads: tuple[tuple[Tensor, Tensor], ...]
+    """The logarithm [B, n, K] of each of ``LOADS``, and 1 where it is known."""
+
+    @classmethod
+    def of(cls, batch: Batch) -> _Load:
+        mean = (batch.space.resource_memory[0, :, CALL_TIME] * LOG_CALL).mean()
+        loads = tuple((NODE.log(name, batch.experts), NODE.is_known(name, batch.experts)) for name in LOADS)
+        return cls(features_of(batch.space, batch.present), mean, loads)
+
+    def physical(self, features: Tensor) -> Tensor:
+        """[.., PHYSICAL]: time of a call, replicas, slots, what changes, and how loaded a replica would be, by now and
+        as in the last windows."""
+        call = features[..., CALL_TIME] * LOG_CALL
+        replicas = (features[..., REPLICAS] * 8).log()
+        parts = [
+            call / 5,
+            call.clamp(max=3.0).exp() / 20,
+            replicas,
+            replicas + (features[..., CONCURRENCY] * 10).log(),
+            ((self.present[..., CALL_TIME] - features[..., CALL_TIME]).abs() > 1e-6).float(),
+            replicas - (self.present[..., REPLICAS] * 8).log(),
+        ]
+        for log, is_known in self.loads:
+            load = log + call - self.mean - replicas
+            parts += [load / 5 * is_known, load.clamp(-9.0, 1.4).exp() / 2 * is_known]
+        return torch.stack([part.expand_as(call) for part in parts], -1)
+
+
+@dataclass(frozen=True, eq=False)
 class _Beside:
     """Layers pooled to what a window's prediction needs, each left out in turn."""
 
@@ -314,27 +350,6 @@ class _Beside:
             torch.maximum(largest, layer.hidden),
             (barriers + (layer.barrier.exp() - barrier.exp()) / count).clamp(min=1e-9),
         )
-
-
-def _physical(batch: Batch, features: Tensor) -> Tensor:
-    """[.., PHYSICAL]: time of a call, replicas, slots, what changes, and how loaded a replica would be, by now and as
-    in the last windows."""
-    call = features[..., CALL_TIME] * LOG_CALL
-    mean = (batch.space.resource_memory[0, :, CALL_TIME] * LOG_CALL).mean()
-    replicas = (features[..., REPLICAS] * 8).log()
-    present = features_of(batch.space, batch.present)
-    parts = [
-        call / 5,
-        call.clamp(max=3.0).exp() / 20,
-        replicas,
-        replicas + (features[..., CONCURRENCY] * 10).log(),
-        ((present[..., CALL_TIME] - features[..., CALL_TIME]).abs() > 1e-6).float(),
-        replicas - (present[..., REPLICAS] * 8).log(),
-    ]
-    for name in LOADS:
-        load, is_known = NODE.log(name, batch.experts) + call - mean - replicas, NODE.is_known(name, batch.experts)
-        parts += [load / 5 * is_known, load.clamp(-9.0, 1.4).exp() / 2 * is_known]
-    return torch.stack([part.expand_as(call) for part in parts], -1)
 
 
 def _price(features: Tensor) -> Tensor:
