@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 
 from autoscaler.errors import SettingsError
 from evaluation.comparison.grid import Grid
+from rl.faasconf import training
 from rl.faasconf.storage import load_state, save_state
 from rl.faasconf.train import train
 from rl.faasconf.training import Judged, Trainer, TrainingSettings, refused_reward, reward_of
@@ -22,12 +25,16 @@ SETTINGS = TrainingSettings(
 )
 
 
-@pytest.fixture
-def grid(tmp_path: Path) -> Grid:
-    return Grid(
-        ("bert-4",), ("normal",), (0,), ("static",), (0,),
-        window_s=10.0, seconds=60.0, mean_rps=8.0, warm_up_windows=2, data=tmp_path, bound=False,
-    )  # fmt: skip
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grid]:
+    """An hour without public traces; the search of its good deployments, seconds, is made once for all tests."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(training, "_good_deployments", cache(training._good_deployments))
+        yield Grid(
+            ("bert-4",), ("normal",), (0,), ("static",), (0,),
+            window_s=10.0, seconds=60.0, mean_rps=8.0, warm_up_windows=2,
+            data=tmp_path_factory.mktemp("no-traces"), bound=False,
+        )  # fmt: skip
 
 
 def weights_of(trainer: Trainer) -> torch.Tensor:

@@ -138,7 +138,7 @@ def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
 
 def tiny() -> StaffingSettings:
     return StaffingSettings(
-        hours=HourSettings(mean_rps=(5.0, 10.0), seconds=180.0),
+        hours=HourSettings(mean_rps=(5.0, 10.0), patterns=("normal",), seconds=180.0),
         train_hours=2, warm_hours=1, warm_runs=2, clone_updates=4, critic_updates=4, validation_rates=(5.0,),
         validation_hours=1,
         envs=2, windows=8, validate_every=4, buffer=200, batch=4, updates=1, width=16, hidden=16,

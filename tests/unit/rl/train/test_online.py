@@ -183,6 +183,7 @@ def test_a_training_that_begins_with_a_log_goes_on_with_it_and_with_no_other(
     logged: tuple[Path, Encoder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(online, "FEWEST", 3)
+    monkeypatch.setattr("rl.train.validation.REPLAYED_PATTERNS", ("normal",))
     folder, out = logged[0], tmp_path / "run"
     Run(SETTINGS, out, log=folder).go()
     again = Run(SETTINGS, out, log=folder)

@@ -38,9 +38,9 @@ from simulation.workloads.paper import paper_workload
 
 SMALL = {"width": 8, "hidden": 8, "rank": 4}
 SETTINGS = TrainingSettings(
-    workloads=("bert-4",), windows=20, lanes=2, episode_windows=4, variants=(), mean_rps=(2.0, 2.0), warm_start=6,
-    clone_updates=2, curriculum=False, learner=LearnerSettings(batch_windows=2, actor_from=1),
-    validation=ValidationSettings(seconds=300.0, mean_rps=(5.0,)), **SMALL,
+    workloads=("bert-4",), windows=12, lanes=2, episode_windows=4, variants=(), mean_rps=(2.0, 2.0), branches=1,
+    warm_start=6, clone_updates=2, curriculum=False, learner=LearnerSettings(batch_windows=2, actor_from=1),
+    validation=ValidationSettings(seconds=300.0, mean_rps=(1.0,)), **SMALL,
 )  # fmt: skip
 
 
@@ -90,6 +90,7 @@ def test_windows_in_which_requests_wait_without_an_answer_are_over_the_target(
     tally = Rounds(SETTINGS, agent()).run(0, teach=True)
     assert tally.violated == tally.judged == tally.windows > 0
     monkeypatch.setattr(Validator, "_served", lambda *_: True)  # its search takes seconds
+    monkeypatch.setattr("rl.train.validation.REPLAYED_PATTERNS", ("normal",))
     hours = Validator(SETTINGS, tmp_path)
     clip = hours.judge(lambda episodes, states: [state.present for state in states]).clips[0]
     assert clip.violated == clip.judged > 0 and clip.excess == 0.0
@@ -165,9 +166,8 @@ def test_variants_have_no_gpu_and_windows_of_their_own() -> None:
     assert space.mask.shape == (12, 6)
 
 
-@pytest.fixture
-def judged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Validation without its searches; how often it was asked."""
+def unjudged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Validation without its searches and simulations from now on; how often it was asked."""
     asked: list[int] = []
 
     def judge(self: Validator, decide: object) -> Validation:
@@ -177,6 +177,21 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(Validator, "judge", judge)
     monkeypatch.setattr(Validator, "_served", lambda self, clip: True)  # seconds a clip, of clips that nobody judges
     return asked
+
+
+@pytest.fixture
+def judged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    return unjudged(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run that nothing stopped."""
+    with pytest.MonkeyPatch.context() as patched:
+        unjudged(patched)
+        run = Run(SETTINGS, tmp_path_factory.mktemp("whole"))
+        run.go()
+    return run
 
 
 def stopped_after(looks: int) -> Callable[[], bool]:
@@ -195,9 +210,7 @@ def weights(run: Run) -> torch.Tensor:
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_comes_to_the_same_actor(tmp_path: Path, judged: list[int]) -> None:
-    whole = Run(SETTINGS, tmp_path / "whole")
-    whole.go()
+def test_a_run_that_goes_on_comes_to_the_same_actor(tmp_path: Path, judged: list[int], whole: Run) -> None:
     first = Run(SETTINGS, tmp_path / "parts")
     first._warm_start()
     first.store()
@@ -241,10 +254,8 @@ def test_minutes_end_a_warm_start_too(tmp_path: Path, judged: list[int]) -> None
 
 @pytest.mark.slow
 def test_a_run_that_is_stopped_while_it_clones_or_warms_its_critic_comes_to_the_same_actor(
-    tmp_path: Path, judged: list[int], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, judged: list[int], monkeypatch: pytest.MonkeyPatch, whole: Run
 ) -> None:
-    whole = Run(SETTINGS, tmp_path / "whole")
-    whole.go()
     monkeypatch.setattr("rl.train.run.CHUNK", 1)
     for looks, updates in ((2, (1, 0)), (1, (2, 0))):
         run = Run(SETTINGS, tmp_path / "parts")
@@ -288,7 +299,9 @@ def test_as_much_is_left_for_the_last_validation_as_the_one_before_took(tmp_path
 def one_pattern(monkeypatch: pytest.MonkeyPatch) -> TrainingSettings:
     """Settings whose validation has hours of one pattern alone."""
     monkeypatch.setattr("rl.train.validation.REPLAYED_PATTERNS", ("normal",))
-    return replace(SETTINGS, world="cores-only", relative_slo=5.0, validation=ValidationSettings(seconds=360.0))
+    return replace(
+        SETTINGS, world="cores-only", relative_slo=5.0, validation=ValidationSettings(seconds=360.0, mean_rps=(1.0,))
+    )
 
 
 def test_minutes_end_the_choice_of_hours_and_the_same_command_goes_on_there(

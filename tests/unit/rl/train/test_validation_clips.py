@@ -20,9 +20,7 @@ from traces.traffic import REPLAYED_PATTERNS
 
 NO_TRACES = Path(__file__).parent
 """A folder without public traces: arrivals are made."""
-FEW = replace(SETTINGS, validation=replace(SETTINGS.validation, mean_rps=(1.0,)))
-"""Which clips are chosen does not hang on how many requests they have, and drawing those takes long."""
-BOTH = replace(FEW, workloads=("bert-4", "gpt2-4"))
+BOTH = replace(SETTINGS, workloads=("bert-4", "gpt2-4"))
 
 
 @pytest.fixture
@@ -44,7 +42,7 @@ def unserved(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
 def test_without_public_traces_validation_is_of_arrivals_that_training_never_sees_and_notes_it(
     tmp_path: Path, unserved: set[tuple[str, str]]
 ) -> None:
-    validator = Validator(FEW, tmp_path, NO_TRACES)
+    validator = Validator(SETTINGS, tmp_path, NO_TRACES)
     clips = validator.clips["bert-4"]
     assert [clip.pattern for clip in clips] == list(REPLAYED_PATTERNS)
     assert {clip.split for clip in clips} == {"validation"}
@@ -67,7 +65,7 @@ def test_each_workload_is_heard_of_when_its_clips_are_chosen(tmp_path: Path, uns
 def test_with_public_traces_there_is_nothing_to_note(
     tmp_path: Path, unserved: set[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    validator = Validator(FEW, tmp_path, NO_TRACES)
+    validator = Validator(SETTINGS, tmp_path, NO_TRACES)
     monkeypatch.setattr("rl.train.validation.has_sources", lambda data: data is None)
     validator.data = None
     assert validator.notes() == []
