@@ -99,6 +99,8 @@ class Outcome:
     changes: int
     measured_part: float | None = None
     """In a simulated run: part of the calls whose tokens and cores the profile covers; the rest is extrapolated."""
+    call_cpu_ms: float | None = None
+    """CPU time of the experts' replicas for each call that they answered; None without a call, or without readings."""
 
 
 def settings_of(contender: Contender, run: Run, directory: Path) -> ControllerSettings:
@@ -216,7 +218,20 @@ def outcome(
         int(latencies_s.size),
         int((~answered).sum()),
         sum(len(report.applied) for report in reports),
+        call_cpu_ms=call_cpu_ms(reports),
     )
+
+
+def call_cpu_ms(reports: Sequence[TickReport]) -> float | None:
+    """CPU milliseconds of the experts' replicas for each call that they answered, over all windows with readings."""
+    experts = [
+        (node, report.observation.window_s)
+        for report in reports
+        for node in report.observation.nodes
+        if node.kind == "expert" and node.cpu_s is not None and node.requests_per_s is not None
+    ]
+    calls = sum((node.requests_per_s or 0.0) * window_s for node, window_s in experts)
+    return 1000 * sum(node.cpu_s or 0.0 for node, _ in experts) / calls if calls else None
 
 
 def windows_over(run: Run, sent_s: Floats, ends_s: Floats, answered: Bools) -> list[bool]:

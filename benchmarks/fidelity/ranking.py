@@ -30,6 +30,14 @@ def tau(left: Sequence[float], right: Sequence[float]) -> float:
     return float(kendalltau(left, right).statistic)
 
 
+def call_cpu_ms(row: Mapping[str, Any]) -> dict[str, Any]:
+    """CPU milliseconds of the experts for each call, which say whether errors of latency and of HPA's cost are those of
+    what calls cost: measured runs, and the mean of the simulated ones; None where it was not recorded."""
+    known = [one.call_cpu_ms for one in row["simulated"] if one.call_cpu_ms is not None]
+    measured = [None if one.call_cpu_ms is None else round(one.call_cpu_ms, 3) for one in row["measured"]]
+    return {"measured": measured, "simulated": round(float(np.mean(known)), 3) if known else None}
+
+
 def compare_policies(rows: Sequence[Mapping[str, Any]], slo_ms: float) -> dict[str, Any]:
     """Errors of each policy and the worst, τ of simulated and measured orders, and of the measured ones of the first
     two repeats, which shows how much of an order is chance. ``rows``: of ``looped.simulate_all``."""
@@ -47,6 +55,7 @@ def compare_policies(rows: Sequence[Mapping[str, Any]], slo_ms: float) -> dict[s
             policy[f"{short}_repeat"] = round(float(np.abs(theirs / theirs.mean() - 1).max()), 4)
             means["measured"].setdefault(field, []).append(float(theirs.mean()))
             means["simulated"].setdefault(field, []).append(ours)
+        policy["call_cpu_ms"] = call_cpu_ms(row)
         policies.append(policy)
     simulated, measured = (
         places(means[side]["p95_ms"], means[side]["provisioned"], slo_ms) for side in ("simulated", "measured")

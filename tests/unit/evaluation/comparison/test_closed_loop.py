@@ -23,7 +23,7 @@ from benchmarks.closed_loop.__main__ import (
     summaries,
 )
 from benchmarks.closed_loop.contenders import BURST, CPU_TARGET, check_names, contender, turns
-from benchmarks.closed_loop.runs import Outcome, Run, windows_over
+from benchmarks.closed_loop.runs import Outcome, Run, call_cpu_ms, windows_over
 from traces import generate
 
 SETTING = Setting(600.0, 10.0, 0.01, 2.0, 1.7, None, None, 0, False, "this")
@@ -159,3 +159,18 @@ def test_a_window_in_which_requests_wait_or_fail_without_an_answer_is_over(
 ) -> None:
     run = Run(generate.synthetic(3, 2.0, 0.5, 0), (), 1, 1.0, 2.0, 1.0, tmp_path, 0, 120.0, 30.0)
     assert windows_over(run, np.array(sent_s), np.array(ends_s), np.array(answered)) == over
+
+
+def test_cpu_time_is_of_the_experts_calls_in_windows_with_readings() -> None:
+    def node(kind: str, cpu_s: float | None, requests_per_s: float | None) -> SimpleNamespace:
+        return SimpleNamespace(kind=kind, cpu_s=cpu_s, requests_per_s=requests_per_s)
+
+    windows = [
+        (2.0, [node("expert", 0.03, 5.0), node("expert", 0.01, 0.0), node("segment", 9.0, 5.0)]),
+        (1.0, [node("expert", 0.02, 10.0), node("expert", None, 50.0), node("expert", 0.5, None)]),
+    ]
+    reports: list[Any] = [
+        SimpleNamespace(observation=SimpleNamespace(window_s=window_s, nodes=nodes)) for window_s, nodes in windows
+    ]
+    assert call_cpu_ms(reports) == pytest.approx(1000 * 0.06 / 20)
+    assert call_cpu_ms([]) is None

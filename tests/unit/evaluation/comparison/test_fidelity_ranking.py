@@ -39,6 +39,15 @@ def test_tau_counts_pairs_in_the_same_order(right: list[float], expected: float)
     assert tau([10.0, 20.0, 30.0, 40.0], right) == pytest.approx(expected)
 
 
+def test_cpu_time_of_calls_is_given_where_it_was_recorded() -> None:
+    rows = [
+        row("a", [replace(outcome(80, 1.0), call_cpu_ms=0.91), outcome(90, 1.0)], [outcome(99, 1.1)]),
+        row("b", [outcome(90, 2.0)], [replace(outcome(80, 2.0), call_cpu_ms=one) for one in (1.0, 1.5)]),
+    ]
+    given = [one["call_cpu_ms"] for one in compare_policies(rows, 150.0)["policies"]]
+    assert given == [{"measured": [0.91, None], "simulated": None}, {"measured": [None], "simulated": 1.25}]
+
+
 def test_errors_are_of_the_means_and_the_headline_is_the_operators_order() -> None:
     rows = [
         row("a", [outcome(80, 1.0), outcome(100, 1.0)], [outcome(99, 1.1)]),
