@@ -19,7 +19,7 @@ from smoe.pipelines import ensure_pipeline
 from tests.doubles.generation import generate
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
-PROMPT = "Water boils at"
+PROMPT, TOKENS = "Water boils at", 8
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +39,12 @@ def test_functions_write_what_the_whole_sparse_model_writes(state: Path) -> None
     client = openai.OpenAI(base_url=f"{read_gateway_address(state)}/v1", api_key="none", max_retries=0, timeout=600)
     model = WholeModel(state / "pipelines" / "smollm2")
     assert model.manifest.layers == 10 and model.manifest.router.top_k == 2
-    answer = client.completions.create(model="smollm2", prompt=PROMPT, max_tokens=24, temperature=0)
-    assert answer.choices[0].text == generate(model, [PROMPT], 24)[0].text
+    answer = client.completions.create(model="smollm2", prompt=PROMPT, max_tokens=TOKENS, temperature=0)
+    assert answer.choices[0].text == generate(model, [PROMPT], TOKENS)[0].text
 
 
 def test_chat_answers_in_words(state: Path) -> None:
-    asked = ["chat", "smollm2", "--gateway", read_gateway_address(state), "--temperature", "0", "--max-tokens", "24"]
+    asked = ["chat", "smollm2", "--gateway", read_gateway_address(state), "--temperature", "0"]
+    asked += ["--max-tokens", str(TOKENS)]
     chat = CliRunner().invoke(cli, asked, input="What is the capital of France?\n", catch_exceptions=False)
     assert chat.exit_code == 0 and "Paris" in chat.output

@@ -1,5 +1,5 @@
-"""Tokens of every kind of decoder are those of recomputation: 512 alone, and through worker processes with neighbours,
-after preemption and after a worker's death; there 512 of each with ``SMOE_TEST_ALL_512=1``."""
+"""Tokens of every kind of decoder are those of recomputation: alone, and through worker processes with neighbours,
+after preemption and after a worker's death; 512 of each with ``SMOE_TEST_ALL_512=1``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TOKENS, FEWER, ALONE, KILL_AT, BRIEF = 512, 288, 32, 180, 48
 LONG = ("llama", "mixtral-window", "gpt_oss", "deepseek_v3")
 """Each way to keep keys and values: all of them, a window, both by turns, compressed."""
 EVERY = "SMOE_TEST_ALL_512" in os.environ
-"""Whether worker processes write 512 tokens of the other kinds, too, and not ``FEWER``: a minute more of CPU time."""
+"""Whether 512 tokens of the other kinds are written, too, and not ``FEWER``: a minute more of CPU time."""
 KEPT = 224
 """Numbers that a model keeps for a token: 1 MiB is full with a little more than two texts."""
 POSITIONS: dict[str, Any] = {"max_position_embeddings": 1200}
@@ -128,12 +128,16 @@ def room_of(address: str) -> int:
     return int(document["page_tokens"] * pages)
 
 
-def test_512_tokens_alone(directory: Path) -> None:
-    model, text = WholeModel(directory), Written(tiny.texts((9,), seed=8)[0])
+def tokens_of(directory: Path) -> int:
+    return TOKENS if EVERY or directory.parent.name[:-1] in LONG else FEWER
+
+
+def test_tokens_alone(directory: Path) -> None:
+    model, text = WholeModel(directory), Written(tiny.texts((9,), seed=8)[0], tokens_of(directory))
     for segment in model.manifest.segments:
         model.programs[segment.id].open_cache(1 << 20)
     new, start, logits = text.prompt, 0, []
-    while len(text.written) < TOKENS:
+    while len(text.written) < text.tokens:
         place = {"sequences": torch.tensor([1]), "starts": torch.tensor([start]), "parents": torch.tensor([-1])}
         logits.append(model.forward(pack([new]) | place)["logits"])
         start += len(new)
@@ -144,7 +148,7 @@ def test_512_tokens_alone(directory: Path) -> None:
 
 
 def test_tokens_with_neighbours_preempted_and_after_a_workers_death(directory: Path) -> None:
-    tokens = TOKENS if EVERY or directory.parent.name[:-1] in LONG else FEWER
+    tokens = tokens_of(directory)
     with (
         LocalPipeline(directory, max_functions=2, environ={"smoe_kv_mb": "1", "smoe_timeout": "600s"}) as served,
         ThreadPoolExecutor(3) as pool,

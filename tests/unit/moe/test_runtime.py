@@ -119,7 +119,7 @@ def test_memory_must_belong_to_the_same_texts(tmp_path: Path) -> None:
         node.run(call)
 
 
-@settings(max_examples=examples(15), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(8), deadline=None, suppress_health_check=list(HealthCheck))
 @given(shapes=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3), min_size=1, max_size=4))
 def test_coalesced_calls_answer_as_alone(case: Case, shapes: list[list[int]]) -> None:
     """Every node's own calls of several passes, put together and taken apart again."""
