@@ -275,13 +275,3 @@ def test_no_token_is_computed_again_when_instances_go(running: RunningPipeline) 
         read = readers.read
         ticks_until(down, lambda report: readers.read > read + READERS)
         assert counter(running, RECOMPUTED_TOKENS) == before
-
-
-def test_instances_go_while_texts_are_read(running: RunningPipeline) -> None:
-    up = controller_of(running, "hpa")
-    down = controller_of(running, "hpa", policy_settings=REST, max_replicas=1)
-    with reading(running) as readers:
-        ticks_until(up, lambda report: min(map(int, filter(None, ready(report, "segment")))) >= 2)
-        ticks_until(down, lambda report: ready(report, "segment") == {1})
-        before = readers.read
-        ticks_until(down, lambda report: readers.read > before + READERS)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from autoscaler.own_policy import TEMPLATE
 from moe.preset import byte_tokenizer
 from tests.unit.moe import tiny
 
@@ -76,7 +77,7 @@ def _done(command: list[str], folder: Path, timeout_s: float = 600) -> str:
 @pytest.mark.timeout(900)
 def test_the_main_job_scales_experts_one_by_one_and_says_why(installed: tuple[Path, Path], tmp_path: Path) -> None:
     programs, opened = installed
-    printed = _done([str(programs / "smoe"), "demo", "--seconds", "25"], tmp_path)
+    printed = _done([str(programs / "smoe"), "demo", "--seconds", "10"], tmp_path)
     assert "equal the whole model's" in printed and "experts were scaled" in printed
     numbers = json.loads((tmp_path / "smoe-demo" / "report.json").read_text())
     assert numbers["requests"]["ok"] > 0
@@ -114,12 +115,15 @@ def test_a_checkpoint_and_a_policy_of_one_s_own_run_from_the_wheel(
     byte_tokenizer(256).save(str(checkpoint / "tokenizer.json"))
     _done([smoe, "pipeline", "split", "checkpoint", "--out", "mine"], tmp_path)
     _done([smoe, "up", "mine", "--port", "0", "--metrics-port", "0"], tmp_path)
+    (tmp_path / "policy.py").write_text(TEMPLATE)
+    autoscale = ["autoscale", "mine", "--policy", "policy.py:make", "--interval", "1", "--ticks", "2", "--json"]
     try:
+        *_, tick = _done([smoe, *autoscale], tmp_path).splitlines()
         answer = json.loads(_done([smoe, "invoke", "mine", "the cat", "--max-new-tokens", "3", "--json"], tmp_path))
     finally:
         _done([smoe, "down"], tmp_path)
     assert len(answer["outputs"]) == 1
-    assert "next: " in _done([smoe, "lab", "check-policy", "--new", "policy.py:make"], tmp_path)
+    assert json.loads(tick)["decisions"] > json.loads(tick)["held"]
     assert "Tune every opponent" in _done([smoe, "lab", "compare", "--help"], tmp_path)
     assert not opened.exists(), opened.read_text()
 

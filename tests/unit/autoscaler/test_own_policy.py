@@ -159,6 +159,14 @@ def test_what_a_policy_does_wrong_is_named(mine: Path, kind: str) -> None:
     assert wrong in printed
 
 
+@pytest.mark.slow
+def test_a_policy_to_begin_with_is_written_and_does_what_is_expected(mine: Path) -> None:
+    (mine / "mine.py").unlink()
+    status, printed = run("check-policy", "--new", "mine.py:make")
+    assert status == 0 and "next: " in printed, printed
+    assert (mine / "mine.py").read_text() == TEMPLATE
+
+
 def test_a_policy_to_begin_with_never_replaces_a_file(mine: Path) -> None:
     (mine / "mine.py").write_text("mine = 1\n")
     code, printed = run("check-policy", "--new", "mine.py:make")
