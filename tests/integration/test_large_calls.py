@@ -121,4 +121,4 @@ def answer_of(state: Path, name: str, body: bytes) -> requests.Response:
         reply = requests.post(url, data=body, headers=headers, timeout=400)
         if reply.status_code != 429:
             return reply
-        time.sleep(0.05)
+        time.sleep(0.5)
