@@ -33,9 +33,9 @@ def tau(left: Sequence[float], right: Sequence[float]) -> float:
 def call_cpu_ms(row: Mapping[str, Any]) -> dict[str, Any]:
     """CPU milliseconds of the experts for each call, which say whether errors of latency and of HPA's cost are those of
     what calls cost: measured runs, and the mean of the simulated ones; None where it was not recorded."""
-    known = [one.call_cpu_ms for one in row["simulated"] if one.call_cpu_ms is not None]
+    counted = [one.call_cpu_ms for one in row["simulated"] if one.call_cpu_ms is not None]
     measured = [None if one.call_cpu_ms is None else round(one.call_cpu_ms, 3) for one in row["measured"]]
-    return {"measured": measured, "simulated": round(float(np.mean(known)), 3) if known else None}
+    return {"measured": measured, "simulated": round(float(np.mean(counted)), 3) if counted else None}
 
 
 def compare_policies(rows: Sequence[Mapping[str, Any]], slo_ms: float) -> dict[str, Any]:
