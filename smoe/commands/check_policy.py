@@ -34,7 +34,8 @@ def check_policy(policy: str, new: bool, policy_settings: Path | None, as_json: 
     """Say whether a policy does what the controller expects of one, in simulated windows.
 
     It is asked in windows of load that grows, falls and ends, each twice, and in ones in which metrics or
-    configurations are missing. Exit status 1 where something is wrong. Takes about five seconds.
+    configurations are missing. Exit status 1 where something is wrong. Takes about five seconds; the first time up to a
+    minute, as the simulator is compiled then.
     """
     if new:
         _begin(policy)

@@ -24,6 +24,8 @@ class Counted:
     waiting_s: float | None
     """Seconds it could have run and another process had the core (``/proc/PID/schedstat``), over its threads."""
     memory_bytes: int | None
+    throttled_s: float | None = None
+    """Seconds for which its CPU limit kept a core from it while it had something to compute there."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +64,14 @@ class ReplicaCounters:
             used_us = stat.get("usage_usec")
             cpu_s = None if used_us is None else used_us / 1e6
             memory = _number(self._memory / "memory.current")
+            throttled_s = _scaled(stat.get("throttled_usec"), 1e-6)
         else:
             used_ns = _number(self._accounting / "cpuacct.usage")
             cpu_s = None if used_ns is None else used_ns / 1e9
             memory = _number(self._memory / "memory.usage_in_bytes")
-        return Counted(cpu_s, stat.get("nr_periods"), stat.get("nr_throttled"), self._waiting_s(), memory)
+            throttled_s = _scaled(stat.get("throttled_time"), 1e-9)
+        periods, stopped = stat.get("nr_periods"), stat.get("nr_throttled")
+        return Counted(cpu_s, periods, stopped, self._waiting_s(), memory, throttled_s)
 
     def bandwidth(self) -> Bandwidth | None:
         """The CPU limit in force, None where the kernel has no such file here."""
@@ -124,6 +129,10 @@ def _below(mount: Path, path: str) -> Path:
         if folder.is_dir():
             return folder
     return mount
+
+
+def _scaled(count: int | None, unit: float) -> float | None:
+    return None if count is None else count * unit
 
 
 def _text(path: Path) -> str:

@@ -37,7 +37,7 @@ def test_version_one_by_hand(tmp_path: Path, proc: Path) -> None:
     write(
         mount,
         {
-            "cpu/box/a/cpu.stat": "nr_periods 40\nnr_throttled 10\nthrottled_time 5\n",
+            "cpu/box/a/cpu.stat": "nr_periods 40\nnr_throttled 10\nthrottled_time 5000000\n",
             "cpu/box/a/cpu.cfs_quota_us": "2500\n",
             "cpu/box/a/cpu.cfs_period_us": "10000\n",
             "cpuacct/box/a/cpuacct.usage": "1500000000\n",
@@ -48,7 +48,7 @@ def test_version_one_by_hand(tmp_path: Path, proc: Path) -> None:
     counters = ReplicaCounters(7, mount, proc)
     readings = counters.read()
     assert (readings.cpu_s, readings.periods, readings.throttled_periods, readings.memory_bytes) == (1.5, 40, 10, 4096)
-    assert readings.waiting_s == 3.0
+    assert (readings.waiting_s, readings.throttled_s) == (3.0, 0.005)
     assert counters.bandwidth() == Bandwidth(0.0025, 0.01)
     assert counters.memory_limit_bytes() == 8192
     assert cgroup_version(mount) == 1
@@ -60,14 +60,14 @@ def test_version_two_by_hand(tmp_path: Path, proc: Path) -> None:
         mount,
         {
             "cgroup.controllers": "cpu memory\n",
-            "unified/a/cpu.stat": "usage_usec 250000\nnr_periods 4\nnr_throttled 1\n",
+            "unified/a/cpu.stat": "usage_usec 250000\nnr_periods 4\nnr_throttled 1\nthrottled_usec 750000\n",
             "unified/a/cpu.max": "max 100000\n",
             "unified/a/memory.current": "100\n",
             "unified/a/memory.max": "max\n",
         },
     )
     counters = ReplicaCounters(7, mount, proc)
-    assert counters.read().cpu_s == 0.25
+    assert (counters.read().cpu_s, counters.read().throttled_s) == (0.25, 0.75)
     bandwidth = counters.bandwidth()
     assert bandwidth == Bandwidth(None, 0.1)
     assert bandwidth is not None
@@ -80,6 +80,7 @@ def test_what_is_not_there_is_not_known(tmp_path: Path) -> None:
     counters = ReplicaCounters(7, tmp_path / "sys", tmp_path / "proc")
     readings = counters.read()
     assert (readings.cpu_s, readings.periods, readings.waiting_s, readings.memory_bytes) == (None, None, None, None)
+    assert readings.throttled_s is None
     assert counters.bandwidth() is None
 
 
