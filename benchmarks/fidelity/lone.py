@@ -44,7 +44,7 @@ PAUSE_S = 0.3
 """Before and after each request: the kernel's periods are up to 0.17 s long, and a call's end may come after it."""
 WARM, DEADLINE_S, SIMULATIONS, WAITED_MS = 12, 30.0, 10, 2.0
 QUANTILES = (0.1, 0.5, 0.95)
-COLUMNS = ("cores", "", "mean_ms", "p10_ms", "p50_ms", "p95_ms", "call_cpu_ms", "stops", "waited", "wait_ms")
+COLUMNS = ("cores", "side", "mean_ms", "p10_ms", "p50_ms", "p95_ms", "call_cpu_ms", "stops", "waited", "wait_ms")
 
 
 @dataclass(frozen=True)
@@ -120,12 +120,12 @@ def simulated(workload: Workload, cores: float, counts: Ints) -> Floats:
 
 def row_of(cores: float, side: str, took_ms: Floats, calls: Floats | None) -> dict[str, Any]:
     """One line of the table. ``took_ms`` [requests]; ``calls`` [3, calls], where they were counted."""
-    values = [took_ms.mean(), *np.quantile(took_ms, QUANTILES)]
+    values = [round(float(value), 1) for value in (took_ms.mean(), *np.quantile(took_ms, QUANTILES))]
     if calls is not None:
         cpu_ms, stops, wait_ms = calls
-        values += [cpu_ms.mean(), stops.mean(), (wait_ms > WAITED_MS).mean(), wait_ms.mean()]
-    numbers = [round(float(value), 3) for value in values]
-    return dict(zip(COLUMNS, [cores, side, *numbers], strict=False))
+        counted = (cpu_ms.mean(), stops.mean(), (wait_ms > WAITED_MS).mean(), wait_ms.mean())
+        values += [round(float(value), 2) for value in counted]
+    return dict(zip(COLUMNS, [cores, side, *values], strict=False))
 
 
 def rows_of(served: RunningPipeline, profile: Path | None, cores: Sequence[float], count: int) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ def test_a_row_has_quantiles_of_requests_and_means_of_calls() -> None:
     calls = np.array([[1.0, 2.0, 3.0, 6.0], [0.0, 1.0, 1.0, 2.0], [0.0, 1.9, 2.1, 76.0]])
     row = row_of(0.012, "live", np.arange(0.0, 101.0), calls)
     assert row == {
-        "cores": 0.012, "": "live", "mean_ms": 50.0, "p10_ms": 10.0, "p50_ms": 50.0, "p95_ms": 95.0,
+        "cores": 0.012, "side": "live", "mean_ms": 50.0, "p10_ms": 10.0, "p50_ms": 50.0, "p95_ms": 95.0,
         "call_cpu_ms": 3.0, "stops": 1.0, "waited": 0.5, "wait_ms": 20.0,
     }  # fmt: skip
     assert "waited" not in row_of(0.012, "simulated", np.arange(3.0), None)
