@@ -11,7 +11,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import click
 import numpy as np
 import requests
 
-from autoscaler.contract import Configuration
+from autoscaler.contract import Configuration, Topology
 from autoscaler.platforms.openfaas import OpenFaasPlatform
 from autoscaler.topology import load_topology
 from benchmarks.closed_loop.runs import SPACE
@@ -47,32 +47,21 @@ QUANTILES = (0.1, 0.5, 0.95)
 COLUMNS = ("cores", "side", "mean_ms", "p10_ms", "p50_ms", "p95_ms", "call_cpu_ms", "stops", "waited", "wait_ms")
 
 
-@dataclass(frozen=True)
-class Counts:
-    """What the kernel has counted of every expert's replica [experts]."""
-
-    cpu_ms: Floats
-    stops: Floats
-    wait_ms: Floats
-
-    def since(self, before: Counts) -> Counts:
-        return Counts(self.cpu_ms - before.cpu_ms, self.stops - before.stops, self.wait_ms - before.wait_ms)
-
-
-def look(counters: Sequence[ReplicaCounters]) -> Counts:
-    """Raises ClickException where the kernel does not count them."""
+def look(counters: Sequence[ReplicaCounters]) -> Floats:
+    """CPU milliseconds so far of each replica, stops, and milliseconds stopped [3, replicas]. Raises ClickException
+    where the kernel does not count them."""
     read = [one.read() for one in counters]
     rows = [(one.cpu_s, one.throttled_periods, one.throttled_s) for one in read]
     if any(value is None for row in rows for value in row):
         raise click.ClickException("this machine does not count CPU seconds and stops of replicas; root on Linux does")
-    cpu_s, stops, wait_s = np.array(rows, dtype=np.float64).T
-    return Counts(1000 * cpu_s, stops, 1000 * wait_s)
+    return np.array(rows, dtype=np.float64).T * [[1000.0], [1.0], [1000.0]]
 
 
-def configurations(experts: Sequence[str], functions: Sequence[str], cores: float) -> dict[str, Configuration]:
-    """Function → one replica with a real core, experts with ``cores``."""
+def configurations(topology: Topology, cores: float) -> dict[str, Configuration]:
+    """Function → one replica with a real core, experts with ``cores``; the ingress stays as deployed."""
     return {
-        name: Configuration(MEMORY_MB, (cores if name in experts else 1.0) / CPU_SCALE, 0.0, 1, 8) for name in functions
+        node.function: Configuration(MEMORY_MB, (cores if node.kind == "expert" else 1.0) / CPU_SCALE, 0.0, 1, 8)
+        for node in topology.nodes[1:]
     }
 
 
@@ -81,7 +70,6 @@ def measured(served: RunningPipeline, cores: float, texts: Sequence[str], counts
     [3, calls]. ``counts`` [experts, texts]: tokens."""
     topology = load_topology(served.directory)
     experts = [node.function for node in topology.nodes if node.kind == "expert"]
-    functions = [node.function for node in topology.nodes[1:]]
     platform = OpenFaasPlatform(served.client.url, topology.pipeline, served.gateway.auth)
     session, took_ms, calls = requests.Session(), [], []
 
@@ -90,10 +78,10 @@ def measured(served: RunningPipeline, cores: float, texts: Sequence[str], counts
         session.post(served.url, json={"inputs": text}, timeout=DEADLINE_S).raise_for_status()
         return 1000 * (time.perf_counter() - begun_s)
 
-    settle(served.client, platform, configurations(experts, functions, 1.0))
+    settle(served.client, platform, configurations(topology, 1.0))
     for text in texts[:WARM]:
         send(text)
-    settle(served.client, platform, configurations(experts, functions, cores))
+    settle(served.client, platform, configurations(topology, cores))
     replicas = served.client.replicas()
     counters = [ReplicaCounters(listening_pid(replicas[name][0]["address"])) for name in experts]
     for number, text in enumerate(texts):
@@ -101,15 +89,13 @@ def measured(served: RunningPipeline, cores: float, texts: Sequence[str], counts
         before = look(counters)
         took_ms.append(send(text))
         time.sleep(PAUSE_S)
-        more, called = look(counters).since(before), counts[:, number] > 0
-        calls.append(np.stack([more.cpu_ms, more.stops, more.wait_ms])[:, called])
+        calls.append((look(counters) - before)[:, counts[:, number] > 0])
     return np.array(took_ms), np.concatenate(calls, axis=1)
 
 
 def simulated(workload: Workload, cores: float, counts: Ints) -> Floats:
     """Milliseconds of each request [requests], ``SIMULATIONS`` times. ``counts`` [1 + experts, texts]: tokens."""
-    experts = [node.function for node in workload.topology.nodes if node.kind == "expert"]
-    start = configurations(experts, [node.function for node in workload.topology.nodes[1:]], cores)
+    start = configurations(workload.topology, cores)
     many = SIMULATIONS * counts.shape[1]
     asked = Requests(np.arange(many) * (2 * PAUSE_S + DEADLINE_S / 10), np.tile(counts, SIMULATIONS), "lone requests")
     simulation, took_s = Simulation(workload, asked, start), np.full(many, np.nan)

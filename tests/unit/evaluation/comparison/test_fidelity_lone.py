@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import click
 import numpy as np
@@ -14,7 +16,9 @@ from simulation.profiles.measure.counters import ReplicaCounters
 
 
 def test_only_experts_are_limited() -> None:
-    given = configurations(["e"], ["s", "e"], 0.012)
+    nodes = [SimpleNamespace(function=kind[0], kind=kind) for kind in ("ingress", "segment", "expert")]
+    topology: Any = SimpleNamespace(nodes=nodes)
+    given = configurations(topology, 0.012)
     assert {name: round(one.cpu_cores * CPU_SCALE, 6) for name, one in given.items()} == {"s": 1.0, "e": 0.012}
 
 
@@ -40,8 +44,8 @@ def test_what_lies_between_two_looks_is_of_the_calls_and_what_is_not_counted_end
         return ReplicaCounters(7, tmp_path / "sys", tmp_path / "proc")
 
     before = look([counters(1_000_000, 3, 0)])
-    more = look([counters(2_500_000, 5, 70_000_000)]).since(before)
-    assert (more.cpu_ms[0], more.stops[0], more.wait_ms[0]) == pytest.approx((1.5, 2, 70))
+    more = look([counters(2_500_000, 5, 70_000_000)]) - before
+    assert more[:, 0] == pytest.approx((1.5, 2, 70))
     (tmp_path / "sys/cpu/a/cpu.stat").unlink()
     with pytest.raises(click.ClickException, match="does not count CPU seconds and stops"):
         look([ReplicaCounters(7, tmp_path / "sys", tmp_path / "proc")])
