@@ -19,13 +19,21 @@ version=$(sed -n 's/^version = "\(.*\)"$/\1/p' "$root/pyproject.toml")
 work=$(mktemp -d)
 store=${STORE:-$work/store}
 export BUILDAH_ISOLATION=chroot
-storage=(--storage-driver vfs --root "$store/images" --runroot "$store/run")
+storage_driver() { # overlay, where STORE's file system can be under one; vfs copies an image for each step
+  local try="$store/try"
+  mkdir "$try" "$try"/{lower,upper,work,merged}
+  local folders="lowerdir=$try/lower,upperdir=$try/upper,workdir=$try/work"
+  if mount -t overlay -o "$folders" overlay "$try/merged" 2>/dev/null; then umount "$try/merged" && echo overlay; else echo vfs; fi
+  rm -rf --one-file-system "$try"
+}
+mkdir -p "$out" "$store"
+[ -e "$store/driver" ] || storage_driver >"$store/driver"
+storage=(--storage-driver "$(cat "$store/driver")" --root "$store/images" --runroot "$store/run")
 finish() {
   buildah "${storage[@]}" rm --all >/dev/null || true
   rm -rf --one-file-system "$work"
 }
 trap finish EXIT
-mkdir -p "$out" "$store"
 
 debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates bookworm "$work/base" >"$work/base.log" \
   || { tail "$work/base.log" >&2; exit 1; }
@@ -47,7 +55,7 @@ options=(--pull-never --network host --format docker -v /etc/ssl/certs/ca-certif
 for name in ${IMAGES:-function control}; do
   buildah "${storage[@]}" bud "${options[@]}" -f "$work/tree/deploy/$name.Dockerfile" -t "docker.io/smoe/$name:$version" "$work/tree"
   buildah "${storage[@]}" push -q "docker.io/smoe/$name:$version" "docker-archive:$work/$name.tar:docker.io/smoe/$name:$version"
-  gzip -c "$work/$name.tar" >"$out/$name.tar.gz"
+  gzip -3 -c "$work/$name.tar" >"$out/$name.tar.gz"
   rm "$work/$name.tar"
   made=$(buildah "${storage[@]}" from --pull-never "docker.io/smoe/$name:$version")
   cp "$(buildah "${storage[@]}" mount "$made")/opt/venv/sbom.json" "$out/$name.sbom.json"

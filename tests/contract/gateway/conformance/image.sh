@@ -15,7 +15,7 @@ version=$(sed -n 's/^version = "\(.*\)"$/\1/p' "$root/pyproject.toml")
 work=$(mktemp -d)
 names=(stages ingress expert)
 cgroups=()
-storage=(--storage-driver vfs --root "$work/images" --runroot "$work/run")
+storage=(--root "$work/images" --runroot "$work/run") # and the driver, when deploy/image.sh has chosen one
 finish() {
   for name in "${names[@]}"; do ip netns pids "smoe-$name" 2>/dev/null | xargs -r kill -9 || true; done
   for name in "${names[@]}"; do ip netns del "smoe-$name" 2>/dev/null || true; done
@@ -30,6 +30,7 @@ finish() {
 trap finish EXIT
 
 STORE=$work IMAGES="function control" "$root/deploy/image.sh" "$watchdog" "$work/out"
+storage+=(--storage-driver "$(cat "$work/driver")")
 size=$(stat -c %s "$work/out/function.tar.gz")
 echo "the image has $((size / 1000000)) MB"
 [ "$size" -le 400000000 ] || { echo "that is more than 400 MB" >&2; exit 1; }
