@@ -12,7 +12,7 @@ from benchmarks.generation_soak import SMALL
 from simulation.profiles.generation.measure import Decoder, Settings, measure, points
 from simulation.profiles.model.errors import ProfileError
 
-FEW = Settings(prompts=(1, 8, 40, 4096), decodes=((1, 4), (3, 8)), tokens=6, repeats=1)
+FEW = Settings(prompts=(1, 8, 40, 4096), decodes=((1, 4), (16, 8)), tokens=6, repeats=2)
 
 
 @pytest.mark.slow
@@ -25,7 +25,7 @@ def test_a_decoder_is_measured_and_a_trace_on_it_simulated_and_replayed(tmp_path
 
 
 def test_sizes_beyond_the_context_are_left_out() -> None:
-    assert points(Decoder("http://127.0.0.1:1", "none", 10, 512), FEW) == [(0, 1), (0, 8), (0, 40), (1, 4), (3, 8)]
+    assert points(Decoder("http://127.0.0.1:1", "none", 10, 512), FEW) == [(0, 1), (0, 8), (0, 40), (1, 4), (16, 8)]
 
 
 def test_what_does_not_answer_is_refused_in_a_sentence() -> None:
