@@ -57,12 +57,14 @@ def look(counters: Sequence[ReplicaCounters]) -> Floats:
     return np.array(rows, dtype=np.float64).T * [[1000.0], [1.0], [1000.0]]
 
 
+def configuration(cores: float) -> Configuration:
+    """One replica with so many real cores."""
+    return Configuration(MEMORY_MB, cores / CPU_SCALE, 0.0, 1, 8)
+
+
 def configurations(topology: Topology, cores: float) -> dict[str, Configuration]:
     """Function → one replica with a real core, experts with ``cores``; the ingress stays as deployed."""
-    return {
-        node.function: Configuration(MEMORY_MB, (cores if node.kind == "expert" else 1.0) / CPU_SCALE, 0.0, 1, 8)
-        for node in topology.nodes[1:]
-    }
+    return {node.function: configuration(cores if node.kind == "expert" else 1.0) for node in topology.nodes[1:]}
 
 
 def measured(served: RunningPipeline, cores: float, texts: Sequence[str], counts: Ints) -> tuple[Floats, Floats]:
@@ -119,10 +121,9 @@ def rows_of(served: RunningPipeline, profile: Path | None, cores: Sequence[float
     opened = open_profile(profile or fitting(served.directory, this_machine()), served.directory, this_machine())
     texts = prompts.load_prompts(catalog.text_folder(catalog.data_folder(None)), MAX_WORDS).choose(count, 0)
     counts = routing_of(WholeModel(served.directory), texts)
-    segment = Configuration(MEMORY_MB, 1 / CPU_SCALE, 0.0, 1, 8)
     workload = measured_workload(
         served.directory, opened, counts[0], slo_s=1.0, cpu_scale=CPU_SCALE, space=SPACE, shared=True,
-        segment_configuration=segment,
+        segment_configuration=configuration(1.0),
     )  # fmt: skip
     host, rows, pace = workload.host, [], 0.0
     assert host is not None

@@ -55,7 +55,7 @@ def _node(direct: NodeObservation, served: NodeObservation, share: float) -> Non
         _check(where, name, getattr(direct, name), getattr(served, name), 1.0 / (1.0 + share), 1.0 + share)
     _check(where, "memory_utilisation", direct.memory_utilisation, served.memory_utilisation, 0.95, 1.05)
     assert direct.cpu_s is not None and served.cpu_s is not None, where
-    least, most = direct.cpu_s * (1.0 - share) - IDLE_CPU_S, direct.cpu_s * (1.0 + share)
+    least, most = direct.cpu_s - max(direct.cpu_s * share, IDLE_CPU_S), direct.cpu_s * (1.0 + share)
     assert least <= served.cpu_s <= most, (where, direct.cpu_s, served.cpu_s)
 
 

@@ -61,15 +61,12 @@ class ReplicaCounters:
         """The counters now."""
         stat = _table(self._cpu / "cpu.stat")
         if self.version == 2:
-            used_us = stat.get("usage_usec")
-            cpu_s = None if used_us is None else used_us / 1e6
+            cpu_s, throttled_s = _seconds(stat.get("usage_usec"), 1e6), _seconds(stat.get("throttled_usec"), 1e6)
             memory = _number(self._memory / "memory.current")
-            throttled_s = _scaled(stat.get("throttled_usec"), 1e-6)
         else:
             used_ns = _number(self._accounting / "cpuacct.usage")
-            cpu_s = None if used_ns is None else used_ns / 1e9
+            cpu_s, throttled_s = _seconds(used_ns, 1e9), _seconds(stat.get("throttled_time"), 1e9)
             memory = _number(self._memory / "memory.usage_in_bytes")
-            throttled_s = _scaled(stat.get("throttled_time"), 1e-9)
         periods, stopped = stat.get("nr_periods"), stat.get("nr_throttled")
         return Counted(cpu_s, periods, stopped, self._waiting_s(), memory, throttled_s)
 
@@ -131,8 +128,8 @@ def _below(mount: Path, path: str) -> Path:
     return mount
 
 
-def _scaled(count: int | None, unit: float) -> float | None:
-    return None if count is None else count * unit
+def _seconds(count: int | None, per_second: float) -> float | None:
+    return None if count is None else count / per_second
 
 
 def _text(path: Path) -> str:
