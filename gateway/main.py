@@ -71,6 +71,9 @@ class _Duration(click.ParamType[float]):
     "--cpu-scale", type=click.FloatRange(0.001, 10), default=1.0, help="process: real cores per configured core."
 )
 @click.option(
+    "--cpu-period-ms", type=click.FloatRange(1, 1000), default=10.0, help="process: CFS period of CPU limits."
+)
+@click.option(
     "--image", "images", multiple=True, metavar="NAME=MODULE:FUNCTION", help="process: what an image runs; repeatable."
 )
 @click.option(
@@ -351,6 +354,7 @@ def _process_settings(settings: GatewaySettings, url: str) -> ProcessSettings:
         preload=settings.preload,
         inject_env=environment,
         cpu_scale=settings.cpu_scale,
+        cpu_period_s=settings.cpu_period_ms / 1000,
         host=settings.host,
         machines=settings.machines,
         networks=parse_networks(settings.networks, settings.machines),

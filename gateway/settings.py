@@ -68,6 +68,8 @@ class GatewaySettings:
     """While draining: how long replies announce that their connections end before idle ones do."""
     drain_s: float = 20.0
     cpu_scale: float = 1.0
+    cpu_period_ms: float = 10.0
+    """CFS period of CPU limits."""
     images: Mapping[str, str] = field(default_factory=dict)
     command_users: bool = True
     """Commands (``fprocess``) have an unprivileged user of their own, where this process may become one."""

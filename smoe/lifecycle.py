@@ -55,6 +55,8 @@ class GatewaySettings:
     """Workers take calls of the gateway and its ingresses only; not where they are measured by themselves."""
     networks: tuple[str, ...] = ()
     """Network namespaces that nodes live in, ``NODE=ADDRESS@FILE``."""
+    cpu_period_ms: float = 10.0
+    """CFS period of CPU limits, longer where a limit's quota would be less than the kernel's least."""
 
     @property
     def pipelines(self) -> Path:
@@ -72,6 +74,7 @@ def gateway_command(settings: GatewaySettings) -> list[str]:
         *("--port", str(settings.port)),
         *("--metrics-port", str(settings.metrics_port)),
         *("--cpu-scale", str(settings.cpu_scale)),
+        *("--cpu-period-ms", str(settings.cpu_period_ms)),
         *("--image", "smoe/function=functions.worker:main"),
         *("--preload", "functions.worker"),
         *(("--preload", "functions.ingress.prefetch") if len(settings.nodes) > 1 else ()),

@@ -88,6 +88,8 @@ class RunSettings(Checked):
     """Requests per second on average. [default: whatever overloads the pipeline as deployed]"""
     cpu_scale: Annotated[float, Field(ge=0.001, le=10)] = 0.01
     """Real cores per configured core: how a cluster's configurations are emulated on this machine."""
+    cpu_period_ms: Annotated[float, Field(ge=1, le=1000)] = 200.0
+    """CFS period of CPU limits: as on whole cores, a call fits into what a replica may use in one (decision 7)."""
     interval_s: Annotated[float, Field(ge=0.5)] = 2.0
     """Seconds between decisions."""
     slo_ms: Annotated[float | None, Field(ge=0.1)] = None
@@ -161,7 +163,9 @@ def _run(settings: RunSettings, next_step: str) -> None:
     _check_out(settings.out, console)
     with console.status("reading the trace and the prompts"):
         hour, chosen = _hour(settings), _prompts(settings)
-    gateway = lifecycle.GatewaySettings(settings.state, port=0, metrics_port=0, cpu_scale=settings.cpu_scale)
+    gateway = lifecycle.GatewaySettings(
+        settings.state, port=0, metrics_port=0, cpu_scale=settings.cpu_scale, cpu_period_ms=settings.cpu_period_ms
+    )
     directory, manifest = ensure_pipeline(settings.pipeline, gateway.pipelines)
     with console.status("preparing the policy"):
         policy, table = _check_policy(settings, directory, console)

@@ -52,6 +52,12 @@ _PIPELINE = click.argument("pipeline", default="minilm")
     "--cpu-scale", type=click.FloatRange(min=0.001, max=10), default=1.0, help="Real cores per configured core."
 )
 @click.option(
+    "--cpu-period-ms",
+    type=click.FloatRange(1, 1000),
+    default=10.0,
+    help="CFS period of CPU limits: a call that needs more than its share of one waits for the next.",
+)
+@click.option(
     "--node",
     "nodes",
     multiple=True,
@@ -73,13 +79,16 @@ def up(
     port: int,
     metrics_port: int,
     cpu_scale: float,
+    cpu_period_ms: float,
     nodes: tuple[str, ...],
     standbys: int,
     foreground: bool,
     **options: Any,
 ) -> None:
     """Start the embedded gateway and deploy PIPELINE on it (a preset such as minilm, or a pipeline folder)."""
-    settings = lifecycle.GatewaySettings(state, host, port, metrics_port, cpu_scale, nodes, standbys)
+    settings = lifecycle.GatewaySettings(
+        state, host, port, metrics_port, cpu_scale, nodes, standbys, cpu_period_ms=cpu_period_ms
+    )
     console = Console(stderr=True)
     with console.status(f"looking at {pipeline}"):
         directory, manifest = ensure_pipeline(pipeline, settings.pipelines)

@@ -33,6 +33,8 @@ HEAT = (
 """Colour up to a load relative to the layer's mean."""
 WIDE_COLUMNS = 140
 NARROW_DECISIONS, WIDE_DECISIONS = 4, 6
+PLAIN_DECISIONS = 3
+"""Different changes that a plain line shows."""
 
 
 def render(state: ViewState, width: int = 100, height: int | None = None) -> RenderableType:
@@ -87,14 +89,23 @@ def plain_line(state: ViewState) -> str:
         parts.append(f"busiest={busiest}")
     if state.nodes:
         parts.append("nodes=" + ",".join(_node_words(row) for row in state.nodes))
-    functions: dict[str, list[str]] = {}
-    for line in state.decisions:
-        if _fresh(line, state):
-            functions.setdefault(f"{line.change} ({line.reason})", []).append(line.function)
-    for change, (first, *others) in functions.items():
-        parts.append(f"{first}{f' and {len(others)} more' if others else ''}: {change}")
+    parts.extend(_plain_decisions([line for line in state.decisions if _fresh(line, state)]))
     parts.extend(f"problem: {problem}" for problem in state.problems)
     return "  ".join(parts)
+
+
+def _plain_decisions(lines: Sequence[DecisionLine]) -> list[str]:
+    """The changes that most functions got, each with the reason of one of them, and how many are left out."""
+    functions: dict[str, list[DecisionLine]] = {}
+    for line in lines:
+        functions.setdefault(line.change, []).append(line)
+    largest = sorted(functions.items(), key=lambda item: -len(item[1]))
+    words = []
+    for change, (first, *others) in largest[:PLAIN_DECISIONS]:
+        more = f" and {len(others)} more" if others else ""
+        words.append(f"{first.function}{more}: {change} ({first.reason})")
+    left = sum(len(same) for _, same in largest[PLAIN_DECISIONS:])
+    return [*words, f"and {left} other change{'s' * (left > 1)}"] if left else words
 
 
 def _fresh(line: DecisionLine, state: ViewState) -> bool:

@@ -15,10 +15,14 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.backends.process.cgroup.limits import quota
+from gateway.backends.process.settings import ProcessSettings
 from gateway.client.state import read_gateway, running_pid
 from gateway.durations import parse_duration
-from gateway.main import main
+from gateway.main import _process_settings, main
 from gateway.settings import GatewaySettings, ensure_credentials
+from smoe.lifecycle import GatewaySettings as Started
+from smoe.lifecycle import gateway_command
 
 
 def run(*arguments: str, **environment: str) -> Result:
@@ -35,6 +39,7 @@ def run(*arguments: str, **environment: str) -> Result:
         (("--state", "s", "--read-timeout", "0"), "a duration must be above 0"),
         (("--state", "s", "--port", "70000"), "70000 is not in the range"),
         (("--state", "s", "--cpu-scale", "0"), "is not in the range"),
+        (("--state", "s", "--cpu-period-ms", "1001"), "is not in the range"),
         (("--state", "s", "--async-queue", "0"), "is not in the range"),
         (("--state", "s", "--host", "0.0.0.0", "--no-basic-auth"), "lets everybody there deploy commands"),
         (("--state", "s", "--nats", "localhost:4222"), "it takes nats://HOST:PORT or tls://HOST:PORT"),
@@ -48,6 +53,16 @@ def test_wrong_options_are_refused_with_a_sentence(
     assert result.exit_code == 2
     assert sentence in result.output
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_period_of_cpu_limits_is_the_one_asked_for(tmp_path: Path) -> None:
+    """A call of 1.5 ms of CPU fits into 0.01 cores of 200 ms; the kernel's least quota, 1 ms, has it wait for 100."""
+    command = gateway_command(Started(tmp_path, cpu_scale=0.01, cpu_period_ms=200.0))
+    asked = main.make_context("gateway", command[command.index("gateway") + 1 :]).params
+    settings = GatewaySettings(tmp_path, cpu_scale=asked["cpu_scale"], cpu_period_ms=asked["cpu_period_ms"])
+    made = _process_settings(settings, "http://127.0.0.1:8080")
+    assert quota(made.cpu_scale, made.cpu_period_s) == (2_000, 200_000)
+    assert quota(0.01, ProcessSettings(tmp_path).cpu_period_s) == (1_000, 100_000)
 
 
 def test_openfaas_variables_are_read(tmp_path: Path) -> None:

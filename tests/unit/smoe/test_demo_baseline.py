@@ -169,10 +169,10 @@ def test_cores_that_are_busy_as_deployed_bound_the_rate_and_the_run_says_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     cores = len(os.sched_getaffinity(0))
-    monkeypatch.setattr(demo, "measure_capacity", lambda *_: Capacity(10.0, cores / 12))
+    monkeypatch.setattr(demo, "measure_capacity", lambda *_: Capacity(10.0, cores / 24))
     even = Trace(arrival_s=np.arange(0.0, 3600.0), duration_s=3600.0, source="even", sha256="")
     settings = demo.RunSettings(pipeline="minilm", state=tmp_path, data=None)
     said = StringIO()
     rate = demo.overload_of([], lambda: 0.0, settings, even, Console(file=said, width=200))
-    assert rate == pytest.approx(9.0, rel=0.01)  # three quarters of 12
+    assert rate == pytest.approx(0.35 * 24, rel=0.01)
     assert "no overload" in said.getvalue() and "--cpu-scale" in said.getvalue()

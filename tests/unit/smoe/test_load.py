@@ -70,8 +70,8 @@ def test_capacity_is_what_is_answered_in_a_second_after_settling(clock: Clock) -
 @pytest.mark.parametrize(
     ("cpu_s", "expected"),
     [
-        pytest.param(0.05, 16.0, id="room"),
-        pytest.param(0.1, 15.0, id="cores are short"),
+        pytest.param(0.04, 16.0, id="room"),
+        pytest.param(0.07, 10.0, id="cores are short"),
         pytest.param(0.0, 16.0, id="free"),
     ],
 )

@@ -213,6 +213,19 @@ def test_a_plain_line_names_functions_with_the_same_change_once() -> None:
     assert "m-expert-0-0 and 2 more: replicas 1 → 3 (busy)" in line and "m-expert-0-1" not in line
 
 
+def test_a_plain_line_shows_the_changes_of_most_functions_and_counts_the_others() -> None:
+    changes = [4, 5, 5, 2, 2, 2, 6, 3, 3]
+    lines = [
+        DecisionLine(83.0, f"m-expert-0-{number}", f"replicas 1 → {to}", f"work for {number}")
+        for number, to in enumerate(changes)
+    ]
+    shown = plain_line(grid(2, 2, decisions=tuple(lines))).split("  ")[-4:]
+    assert shown[:2] == [
+        "m-expert-0-3 and 2 more: replicas 1 → 2 (work for 3)", "m-expert-0-1 and 1 more: replicas 1 → 5 (work for 1)"
+    ]  # fmt: skip
+    assert shown[-1] == "and 2 other changes"
+
+
 def test_a_change_that_did_not_happen_is_not_shown_as_done() -> None:
     failed = ViewBuilder("m", "hpa", 0.0, None).tick(
         report(5.0, applied=(), failures={"m-expert-0-0": "500 from the gateway"})
