@@ -228,6 +228,7 @@ def print_compared(title: str, what: str, rows: Iterable[tuple[str, dict[str, An
 )
 @click.option("--repeats", default=2, type=click.IntRange(1, 10), help="Of each policy.")
 @click.option("--cpu-scale", type=POSITIVE, help="In the loop: real cores per configured one. [default: its own]")
+@click.option("--cpu-period-ms", type=click.FloatRange(1, 1000), help="In the loop: of CPU limits, as of --profile.")
 @click.option("--mean-rps", type=POSITIVE, help="In the loop. [default: its own]")
 @click.option("--slo-ms", type=POSITIVE, help="In the loop. [default: its own]")
 @click.option("--record", type=click.Path(path_type=Path), help="Keep what was measured of cells in this file.")
@@ -237,10 +238,10 @@ def print_compared(title: str, what: str, rows: Iterable[tuple[str, dict[str, An
 )
 def main(
     profile: Path | None, seconds: float, count: int, runs: int, policies: tuple[str, ...], named: str, repeats: int,
-    cpu_scale: float | None, mean_rps: float | None, slo_ms: float | None,
+    cpu_scale: float | None, cpu_period_ms: float | None, mean_rps: float | None, slo_ms: float | None,
     record: Path | None, replay: Path | None, looped: Path | None,
 ) -> None:  # fmt: skip
-    setting = SETTINGS[named].other(cpu_scale, mean_rps, slo_ms)
+    setting = SETTINGS[named].other(cpu_scale, mean_rps, slo_ms, cpu_period_ms)
     rows: list[dict[str, Any]] = []
     if replay is not None:
         rows = compare_all(load_records(replay), profile)

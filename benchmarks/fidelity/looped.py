@@ -37,6 +37,7 @@ from simulation.profiles.model.pipeline import measured_workload
 from simulation.profiles.model.storage import Profile
 from simulation.workloads.workload import Workload
 from smoe.deployment import DeploymentSettings
+from smoe.lifecycle import GatewaySettings
 from smoe.pipelines import ensure_pipeline
 from traces import catalog, prompts
 
@@ -59,16 +60,25 @@ class Setting:
     """Most words of a text."""
     make: Callable[[Path], Manifest] | None = None
     """Puts the pipeline into a folder; None: the default one."""
+    cpu_period_ms: float = GatewaySettings.cpu_period_ms
+    """CFS period of CPU limits; the profile's own is simulated."""
 
     @property
     def full(self) -> Configuration:
         """A real core for every function, while lone requests are sent."""
         return Configuration(MEMORY_MB, 1 / self.cpu_scale, 0.0, 1, 8)
 
-    def other(self, cpu_scale: float | None, mean_rps: float | None, slo_ms: float | None) -> Setting:
+    def other(
+        self, cpu_scale: float | None, mean_rps: float | None, slo_ms: float | None, cpu_period_ms: float | None = None
+    ) -> Setting:
         """The same with what is given: machines differ by a factor of three in what a call takes."""
-        slo_s = self.slo_s if slo_ms is None else slo_ms / 1000
-        return replace(self, cpu_scale=cpu_scale or self.cpu_scale, mean_rps=mean_rps or self.mean_rps, slo_s=slo_s)
+        return replace(
+            self,
+            cpu_scale=cpu_scale or self.cpu_scale,
+            mean_rps=mean_rps or self.mean_rps,
+            slo_s=self.slo_s if slo_ms is None else slo_ms / 1000,
+            cpu_period_ms=cpu_period_ms or self.cpu_period_ms,
+        )
 
     def pipeline(self, folder: Path) -> str:
         """What to deploy, made in ``folder`` where that is needed."""
@@ -137,7 +147,9 @@ def run_policies(
     if not turns:
         return records
     with tempfile.TemporaryDirectory(prefix="smoe-fidelity-") as folder:
-        gateway = local_gateway(Path(folder) / "state", cpu_scale=setting.cpu_scale)
+        gateway = local_gateway(
+            Path(folder) / "state", cpu_scale=setting.cpu_scale, cpu_period_ms=setting.cpu_period_ms
+        )
         cores, pipeline = 1 / setting.cpu_scale, setting.pipeline(Path(folder))
         deployment = DeploymentSettings(cpu_cores=cores / 3, ingress_cpu_cores=cores, ingress_concurrency=512)
         with running_pipeline(gateway, deployment, pipeline) as served, ReplayProcess(served.url, SEED) as sender:

@@ -89,10 +89,18 @@ def listening(gateway_pid: int) -> dict[int, int]:
 
 
 def local_gateway(
-    state: Path, *, cpu_scale: float = 1.0, machines: Sequence[str] = (), standbys: int = GatewaySettings.standbys
+    state: Path,
+    *,
+    cpu_scale: float = 1.0,
+    cpu_period_ms: float = GatewaySettings.cpu_period_ms,
+    machines: Sequence[str] = (),
+    standbys: int = GatewaySettings.standbys,
 ) -> GatewaySettings:
     """Settings of a gateway on free ports, with ``machines`` emulated."""
-    return GatewaySettings(state, port=0, metrics_port=0, cpu_scale=cpu_scale, nodes=tuple(machines), standbys=standbys)
+    return GatewaySettings(
+        state, port=0, metrics_port=0, cpu_scale=cpu_scale, nodes=tuple(machines), standbys=standbys,
+        cpu_period_ms=cpu_period_ms,
+    )  # fmt: skip
 
 
 @contextmanager

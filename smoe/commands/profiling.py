@@ -102,6 +102,13 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
     help="Real cores per configured core of the gateway that is started.",
 )
 @click.option(
+    "--cpu-period-ms",
+    type=click.FloatRange(1, 1000),
+    default=10.0,
+    show_default=True,
+    help="CFS period of the limits of functions; what is simulated with the profile has the same.",
+)
+@click.option(
     "--gpu-shares",
     type=_Numbers(whole=False),
     default=None,
@@ -211,7 +218,9 @@ def _settings(quick: bool, options: dict[str, Any]) -> ProfileSettings:
         "minutes": "most_minutes",
     }
     given = {names[key]: value for key, value in options.items() if key in names and value is not None}
-    return replace(base, cpu_scale=options["cpu_scale"], seed=options["seed"], **given)
+    return replace(
+        base, cpu_scale=options["cpu_scale"], cpu_period_ms=options["cpu_period_ms"], seed=options["seed"], **given
+    )
 
 
 def _measure(
@@ -229,6 +238,7 @@ def _measure(
         port=0,
         metrics_port=0,
         cpu_scale=settings.cpu_scale,
+        cpu_period_ms=settings.cpu_period_ms,
         pipelines_dir=state / "pipelines",
         caller_keys=False,
     )

@@ -27,7 +27,7 @@ from simulation.profiles.fit.curves import Curve, Tables, additive_fill, falling
 from simulation.profiles.fit.rows import Row
 from simulation.profiles.fit.sharing import fit_sharing
 from simulation.profiles.fit.stops import FULL, Stops, fit_stops
-from simulation.profiles.measure.throttle import Limit, busy_call_s, idle_call_s, limit_of, mean_idle_s
+from simulation.profiles.measure.throttle import PERIOD_S, Limit, busy_call_s, idle_call_s, limit_of, mean_idle_s
 from simulation.profiles.model.errors import ProfileError
 
 TICK_PARTS = (0.25, 0.5, 0.75, 1.0, 1.5)
@@ -67,6 +67,8 @@ class NodeFit:
     """What stops cost within passes; None where that was not measured."""
     sharing: Sharing = ALONE
     """What calls cost next to others."""
+    period_s: float = PERIOD_S
+    """CFS period that its limits were asked for with."""
 
     @cached_property
     def stops(self) -> Stops:
@@ -79,7 +81,7 @@ class NodeFit:
         full_s = self.together_s(tokens, 1, 1.0)
         for share in self.together.shares[self.together.shares < FULL]:
             limited_s = self.together_s(tokens, 1, share)
-            quotas = limited_s / limit_of(float(share), USUAL_TICK_S).quota_s
+            quotas = limited_s / limit_of(float(share), USUAL_TICK_S, self.period_s).quota_s
             more += ((limited_s - full_s) / quotas)[quotas >= 2].tolist()
         return Stops(max(0.0, median(more)) if more else 0.0, None)
 
@@ -101,6 +103,8 @@ class Fit:
 
     nodes: dict[str, NodeFit]
     tick_s: float
+    period_s: float
+    """CFS period that its limits were asked for with."""
 
 
 def fit(rows: Sequence[Row], tick_s: float) -> Fit:
@@ -110,7 +114,12 @@ def fit(rows: Sequence[Row], tick_s: float) -> Fit:
     if not names:
         raise ProfileError("the profile has no measured single calls (family alone), so nothing can be fitted")
     nodes = {name: fit_node(name, [row for row in measured if row.node == name]) for name in names}
-    return Fit(nodes, _effective_tick(nodes, measured, tick_s or USUAL_TICK_S))
+    return Fit(nodes, _effective_tick(nodes, measured, tick_s or USUAL_TICK_S), asked_period_s(measured))
+
+
+def asked_period_s(rows: Sequence[Row]) -> float:
+    """The CFS period that limits were asked for with: the least in force, since smaller limits get longer ones."""
+    return min((row.period_s for row in rows if row.period_s is not None), default=PERIOD_S)
 
 
 def _fitted(row: Row) -> bool:
@@ -154,6 +163,7 @@ def fit_node(name: str, rows: Sequence[Row]) -> NodeFit:
         in_pass=in_pass,
         counted_stops=fit_stops(counted, lambda tokens, calls: float(together(tokens, calls, 1.0)), sharing),
         sharing=sharing,
+        period_s=asked_period_s(rows),
     )
 
 

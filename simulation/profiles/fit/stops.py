@@ -18,7 +18,7 @@ from simulation.arrays import Floats
 from simulation.latency.contract import ALONE, Sharing
 from simulation.profiles.fit.curves import Curve, monotone
 from simulation.profiles.fit.rows import Row
-from simulation.profiles.measure.throttle import limit_of
+from simulation.profiles.measure.throttle import PERIOD_S, limit_of
 
 FULL = 0.999
 """Shares from here on are a whole core."""
@@ -85,7 +85,7 @@ def _point(row: Row, full: Row, product_s: Callable[[int, float], float], times:
     calls, calls_full = row.batch_calls or 1.0, full.batch_calls or 1.0
     whole_s = (row.cpu_s_per_call or 0.0) * calls
     ratio = product_s(row.tokens, calls) / product_s(full.tokens, calls_full)
-    limit = limit_of(row.share, 0.0)
+    limit = limit_of(row.share, 0.0, row.period_s or PERIOD_S)
     usual_s = (full.cpu_s_per_call or 0.0) * calls_full * ratio
     return _Point(
         limit.period_s - limit.quota_s, (row.stops_per_call or 0.0) * calls, (whole_s - usual_s) / times, whole_s

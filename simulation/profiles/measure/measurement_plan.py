@@ -72,6 +72,8 @@ class ProfileSettings(Checked):
     most_minutes: float = 0.0
     """Repeats beyond the first stop when so much time has passed; 0 is no limit."""
     cpu_scale: Positive = 1.0
+    cpu_period_ms: Annotated[float, Field(ge=1, le=1000)] = 10.0
+    """CFS period that limits are asked for with."""
     seed: int = 0
 
 

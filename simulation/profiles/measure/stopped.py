@@ -19,6 +19,7 @@ from simulation.profiles.measure.measurement_plan import NodeClass, ProfileSetti
 from simulation.profiles.measure.products import products_of
 from simulation.profiles.measure.requests import Counters, Interference
 from simulation.profiles.measure.target import Function, Setting
+from simulation.profiles.measure.throttle import limit_of
 from simulation.profiles.model.errors import MeasurementError
 
 FAMILY = "stopped"
@@ -116,6 +117,7 @@ def _measure(
             share=share,
             cpu_cores=share / settings.cpu_scale,
             concurrency=callers,
+            period_s=limit_of(share, 0.0, settings.cpu_period_ms / 1000).period_s,
             seconds=recorded.seconds,
             batch_calls=_each(asked, batches, members[row.node]),
         )

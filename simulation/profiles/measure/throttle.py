@@ -25,7 +25,7 @@ from simulation.arrays import Floats
 from simulation.profiles.fit.curves import cell
 
 PERIOD_S = 0.01
-"""What the process backend asks for (``ProcessSettings.cpu_period_s``)."""
+"""What the process backend asks for where nothing else is (``ProcessSettings.cpu_period_s``)."""
 _SAME_S = 1e-12
 """Times nearer than this are the same."""
 _PHASES = 12
@@ -205,11 +205,14 @@ class IdleTable:
     Simulated on a grid of both and interpolated on logarithms of them, because an episode asks for very many.
     """
 
-    def __init__(self, tick_s: float) -> None:
+    def __init__(self, tick_s: float, period_s: float) -> None:
         self._work = np.geomspace(5e-5, 2.0, 56)
         self._share = np.geomspace(0.01, 1.0, 29)
         slowdown = np.array(
-            [[mean_idle_s(float(work), limit_of(float(share), tick_s)) for work in self._work] for share in self._share]
+            [
+                [mean_idle_s(float(work), limit_of(float(share), tick_s, period_s)) for work in self._work]
+                for share in self._share
+            ]
         )  # [shares, works] seconds
         falling = np.maximum.accumulate(slowdown[::-1], axis=0)[::-1]
         self._seconds = np.maximum.accumulate(falling, axis=1)
@@ -229,6 +232,6 @@ class IdleTable:
 
 
 @lru_cache(maxsize=16)
-def idle_table(tick_s: float) -> IdleTable:
-    """The table, made once for each tick."""
-    return IdleTable(tick_s)
+def idle_table(tick_s: float, period_s: float = PERIOD_S) -> IdleTable:
+    """The table, made once for each tick and period."""
+    return IdleTable(tick_s, period_s)

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from simulation.arrays import Bools, Floats
 from simulation.latency.contract import NodeCost, Noise, Sharing, Throttle
 from simulation.profiles.fit.fitting import NodeFit, fit
-from simulation.profiles.measure.throttle import burst_s, idle_table, limit_of
+from simulation.profiles.measure.throttle import PERIOD_S, burst_s, idle_table, limit_of
 from simulation.profiles.model.errors import ProfileError, ProfileMismatchError
 from simulation.profiles.model.storage import Profile
 from simulation.workloads.workload import Lifecycle
@@ -33,13 +33,16 @@ class FittedLatencyModel:
         by_cost: Mapping[NodeCost, NodeFit],
         tick_s: float,
         cpu_scale: float = 1.0,
+        period_s: float = PERIOD_S,
     ) -> None:
-        """``by_cost``: the fit that stands for nodes of this cost; ``tick_s``: the machine's effective timer tick."""
+        """``by_cost``: the fit that stands for nodes of this cost; ``tick_s``: the machine's effective timer tick;
+        ``period_s``: the CFS period that limits are asked for with."""
         self._name = name
         self._by_cost = dict(by_cost)
         self._tick_s = tick_s
         self._cpu_scale = cpu_scale
-        self._idle = idle_table(tick_s)
+        self._period_s = period_s
+        self._idle = idle_table(tick_s, period_s)
 
     @property
     def name(self) -> str:
@@ -83,7 +86,7 @@ class FittedLatencyModel:
     def throttle(self, node: NodeCost, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Throttle:
         """The token bucket of a replica. Raises ProfileError for a GPU share."""
         share = self._share(cpu_cores, gpu_share)
-        limits = [None if x >= 1 else limit_of(float(x), self._tick_s) for x in np.ravel(share)]
+        limits = [None if x >= 1 else limit_of(float(x), self._tick_s, self._period_s) for x in np.ravel(share)]
         bursts = [0.0 if one is None else burst_s(one) for one in limits]
         quotas = [0.0 if one is None else one.quota_s for one in limits]
         at_once, granted = (np.reshape(np.array(values, dtype=np.float64), share.shape) for values in (bursts, quotas))
@@ -178,7 +181,8 @@ def fitted_model(profile: Profile, costs: Mapping[str, NodeCost], cpu_scale: flo
             raise ProfileError(f"the profile of {metadata.pipeline} has no measured calls of {measured}")
         by_cost.setdefault(cost, fitted.nodes[measured])
     name = f"measured: {metadata.machine.cpu_model}, {metadata.machine.cpu_cores} cores, {metadata.begun}"
-    return FittedLatencyModel(name, by_cost, fitted.tick_s, metadata.cpu_scale if cpu_scale is None else cpu_scale)
+    scale = metadata.cpu_scale if cpu_scale is None else cpu_scale
+    return FittedLatencyModel(name, by_cost, fitted.tick_s, scale, fitted.period_s)
 
 
 def lifecycle(profile: Profile) -> Lifecycle:

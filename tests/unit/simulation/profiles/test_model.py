@@ -82,6 +82,16 @@ def test_the_bucket_of_a_limited_replica_refills_at_its_share(model: FittedLaten
     assert bucket.burst_s[2] == 0.0
 
 
+def test_limits_have_the_period_that_those_of_the_profile_had(model: FittedLatencyModel) -> None:
+    """In 200 ms a call of 1 ms fits into 0.06 cores, in 17 it does not."""
+    longer = fitted_model(truth.profile(truth.rows(LAW, period_s=0.2)), {"expert-0-0": COST})
+    assert longer.throttle(COST, np.array([0.012, 0.12]), 0.0).quota_s == pytest.approx([0.0024, 0.024])
+    assert model.throttle(COST, np.array([0.012, 0.12]), 0.0).quota_s == pytest.approx([0.001, 0.0012])
+    whole_s = LAW.work_s(32) + LAW.apart_s
+    assert float(longer.seconds(COST, 32, 0.06, 0.0)) == pytest.approx(whole_s, rel=0.05)
+    assert float(longer.seconds(COST, 512, 0.012, 0.0)) > 2 * (LAW.work_s(512) + LAW.apart_s)
+
+
 def test_configured_cores_are_scaled_to_real_ones() -> None:
     profile = truth.profile(truth.rows(LAW))
     scaled = fitted_model(profile, {"expert-0-0": COST}, cpu_scale=0.25)

@@ -69,6 +69,12 @@ def test_a_repeat_on_a_slower_machine_is_compared_with_its_own_full_core() -> No
         assert float(alone.after_s(still_s)) <= float(both.after_s(still_s)) <= 1.5 * float(alone.after_s(still_s))
 
 
+def test_how_long_a_replica_stood_still_goes_by_the_period_of_its_row() -> None:
+    stops = fit_stops([replace(row, period_s=0.2) for row in ROWS], product_s)
+    assert stops is not None and stops.after is not None
+    assert stops.after.at.tolist() == pytest.approx([0.2 * (1 - share) for share in sorted(AFTER_S, reverse=True)])
+
+
 @pytest.mark.parametrize(
     "rows",
     [[], ROWS[2:], ROWS[:2], [replace(row, batch_calls=None) for row in ROWS]],

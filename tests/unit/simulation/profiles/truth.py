@@ -9,7 +9,7 @@ import numpy as np
 
 from simulation.profiles.fit.rows import QUANTILES, Row
 from simulation.profiles.measure.machine import Machine
-from simulation.profiles.measure.throttle import busy_call_s, idle_call_s, limit_of
+from simulation.profiles.measure.throttle import PERIOD_S, busy_call_s, idle_call_s, limit_of
 from simulation.profiles.model.storage import Metadata, Profile
 
 TICK_S = 0.004
@@ -58,9 +58,12 @@ class Truth:
         return self.work_s(tokens) * (1 + self.batch_part * (calls - 1))
 
 
-def row(truth: Truth, family: str, tokens: int, share: float, calls: int, scatter: np.random.Generator | None) -> Row:
+def row(
+    truth: Truth, family: str, tokens: int, share: float, calls: int, scatter: np.random.Generator | None,
+    period_s: float = PERIOD_S,
+) -> Row:  # fmt: skip
     """One point of the made machine, measured without other processes about."""
-    limit = limit_of(share, TICK_S)
+    limit = limit_of(share, TICK_S, period_s)
     noise = 1.0 if scatter is None else float(scatter.lognormal(0.0, 0.02))
     if family == "alone":
         seconds = truth.apart_s + idle_call_s(truth.work_s(tokens) * noise, limit)
@@ -89,15 +92,16 @@ def row(truth: Truth, family: str, tokens: int, share: float, calls: int, scatte
     )
 
 
-def rows(truth: Truth, seed: int | None = None, repeats: int = 1) -> list[Row]:
-    """A whole profile of the made machine; ``seed`` None: without scatter."""
+def rows(truth: Truth, seed: int | None = None, repeats: int = 1, period_s: float = PERIOD_S) -> list[Row]:
+    """A whole profile of the made machine; ``seed`` None: without scatter; ``period_s``: that limits are asked for
+    with."""
     scatter = None if seed is None else np.random.default_rng(seed)
     rows = []
     for repeat in range(repeats):
-        made = [row(truth, "alone", tokens, share, 1, scatter) for tokens, share in product(TOKENS, SHARES)]
-        made += [row(truth, "busy", tokens, share, 1, scatter) for tokens, share in product(TOKENS, SHARES)]
+        made = [row(truth, "alone", tokens, share, 1, scatter, period_s) for tokens, share in product(TOKENS, SHARES)]
+        made += [row(truth, "busy", tokens, share, 1, scatter, period_s) for tokens, share in product(TOKENS, SHARES)]
         made += [
-            row(truth, "concurrency", tokens, share, calls, scatter)
+            row(truth, "concurrency", tokens, share, calls, scatter, period_s)
             for tokens, share, calls in product((8, 32, 128), (0.12, 0.5, 1.0), CALLS[1:])
         ]
         rows += [replace(one, repeat=repeat) for one in made]
