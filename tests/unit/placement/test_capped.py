@@ -34,7 +34,7 @@ def tokens(held: Held, known: Activations) -> np.ndarray:
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(SHAPES)
 def test_no_expert_stands_twice_and_no_node_bears_more_than_eplbs_fullest(
     shape: tuple[int, int, int, int],

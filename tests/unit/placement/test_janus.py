@@ -43,7 +43,7 @@ def brute_force(placed: Placement, together: np.ndarray, nodes: Nodes) -> float:
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(20), deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(SHAPES, st.sampled_from(OBJECTIVES))
 def test_every_instance_that_fits_gets_a_layout_within_all_limits(shape: tuple[int, ...], objective: str) -> None:
     nodes, spare, experts, seed = shape

@@ -33,7 +33,7 @@ def simulate_all(load: WindowLoad) -> Simulated:
     return {"busy": busy, "provisioned": np.stack([np.array(hold), busy[:, 1]], axis=1)}
 
 
-@pytest.fixture(scope="module", params=some_fast([90.0, 15.0], 1), ids=["busy", "quiet"])
+@pytest.fixture(scope="module", params=some_fast([60.0, 15.0], 1), ids=["busy", "quiet"])
 def simulated(request: pytest.FixtureRequest) -> tuple[WindowLoad, Simulated]:
     load = window(0.05, request.param, 1.5, seed=int(request.param))
     return load, simulate_all(load)
