@@ -14,6 +14,7 @@ from functions.serving.settings import Rule
 from gateway.client.client import GatewayClient
 from gateway.client.state import DEFAULT_STATE, read_gateway_address, read_password
 from smoe.deployment import DeploymentSettings
+from smoe.lifecycle import GatewaySettings
 
 Command = Callable[..., Any]
 
@@ -30,6 +31,13 @@ password_option = click.option(
     "--password-file",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="File with the gateway's basic-auth password. [default: the one in the state folder]",
+)
+cpu_period_option = click.option(
+    "--cpu-period-ms",
+    type=click.FloatRange(1, 1000),
+    default=GatewaySettings.cpu_period_ms,
+    show_default=True,
+    help="CFS period of CPU limits: a call that needs more than its share of one waits for the next.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 

@@ -23,7 +23,7 @@ from simulation.profiles.model.bundled import open_profile
 from simulation.profiles.model.errors import ProfileError
 from simulation.profiles.model.storage import Profile, save
 from smoe import lifecycle
-from smoe.commands.options import state_option
+from smoe.commands.options import cpu_period_option, state_option
 from smoe.commands.profile_gateway import ProfileGateway
 from smoe.commands.profiling_decoder import decoder_settings, profile_decoder
 from smoe.deployment import DeploymentSettings, function_deployments
@@ -101,13 +101,7 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
     show_default=True,
     help="Real cores per configured core of the gateway that is started.",
 )
-@click.option(
-    "--cpu-period-ms",
-    type=click.FloatRange(1, 1000),
-    default=10.0,
-    show_default=True,
-    help="CFS period of the limits of functions; what is simulated with the profile has the same.",
-)
+@cpu_period_option
 @click.option(
     "--gpu-shares",
     type=_Numbers(whole=False),

@@ -26,6 +26,7 @@ from smoe import lifecycle
 from smoe.commands.lines import after_down
 from smoe.commands.options import (
     connect,
+    cpu_period_option,
     deployment_options,
     gateway_option,
     of_gateway,
@@ -51,12 +52,7 @@ _PIPELINE = click.argument("pipeline", default="minilm")
 @click.option(
     "--cpu-scale", type=click.FloatRange(min=0.001, max=10), default=1.0, help="Real cores per configured core."
 )
-@click.option(
-    "--cpu-period-ms",
-    type=click.FloatRange(1, 1000),
-    default=10.0,
-    help="CFS period of CPU limits: a call that needs more than its share of one waits for the next.",
-)
+@cpu_period_option
 @click.option(
     "--node",
     "nodes",

@@ -26,8 +26,8 @@ from simulation.latency.contract import ALONE, Sharing
 from simulation.profiles.fit.curves import Curve, Tables, additive_fill, falling_with_share, monotone, monotone_table
 from simulation.profiles.fit.rows import Row
 from simulation.profiles.fit.sharing import fit_sharing
-from simulation.profiles.fit.stops import FULL, Stops, fit_stops
-from simulation.profiles.measure.throttle import PERIOD_S, Limit, busy_call_s, idle_call_s, limit_of, mean_idle_s
+from simulation.profiles.fit.stops import FULL, Stops, fit_stops, limit_of_row
+from simulation.profiles.measure.throttle import PERIOD_S, busy_call_s, idle_call_s, limit_of, mean_idle_s
 from simulation.profiles.model.errors import ProfileError
 
 TICK_PARTS = (0.25, 0.5, 0.75, 1.0, 1.5)
@@ -68,7 +68,7 @@ class NodeFit:
     sharing: Sharing = ALONE
     """What calls cost next to others."""
     period_s: float = PERIOD_S
-    """CFS period that its limits were asked for with."""
+    """CFS period that its limits were asked for with: the least in force, since small limits get longer ones."""
 
     @cached_property
     def stops(self) -> Stops:
@@ -103,8 +103,11 @@ class Fit:
 
     nodes: dict[str, NodeFit]
     tick_s: float
-    period_s: float
-    """CFS period that its limits were asked for with."""
+
+    @property
+    def period_s(self) -> float:
+        """CFS period that limits were asked for with."""
+        return min(node.period_s for node in self.nodes.values())
 
 
 def fit(rows: Sequence[Row], tick_s: float) -> Fit:
@@ -114,12 +117,7 @@ def fit(rows: Sequence[Row], tick_s: float) -> Fit:
     if not names:
         raise ProfileError("the profile has no measured single calls (family alone), so nothing can be fitted")
     nodes = {name: fit_node(name, [row for row in measured if row.node == name]) for name in names}
-    return Fit(nodes, _effective_tick(nodes, measured, tick_s or USUAL_TICK_S), asked_period_s(measured))
-
-
-def asked_period_s(rows: Sequence[Row]) -> float:
-    """The CFS period that limits were asked for with: the least in force, since smaller limits get longer ones."""
-    return min((row.period_s for row in rows if row.period_s is not None), default=PERIOD_S)
+    return Fit(nodes, _effective_tick(nodes, measured, tick_s or USUAL_TICK_S))
 
 
 def _fitted(row: Row) -> bool:
@@ -163,7 +161,7 @@ def fit_node(name: str, rows: Sequence[Row]) -> NodeFit:
         in_pass=in_pass,
         counted_stops=fit_stops(counted, lambda tokens, calls: float(together(tokens, calls, 1.0)), sharing),
         sharing=sharing,
-        period_s=asked_period_s(rows),
+        period_s=min((row.period_s for row in rows if row.period_s is not None), default=PERIOD_S),
     )
 
 
@@ -249,13 +247,6 @@ def _effective_tick(nodes: dict[str, NodeFit], rows: Sequence[Row], tick_s: floa
         )
 
     return min(TICK_PARTS, key=error) * tick_s
-
-
-def limit_of_row(row: Row, tick_s: float) -> Limit:
-    """The limit that was in force when the row was measured."""
-    if row.period_s is None:
-        return limit_of(row.share, tick_s)
-    return Limit(row.share * row.period_s, row.period_s, tick_s)
 
 
 def idle_mean_s(node: NodeFit, row: Row, tick_s: float) -> float:

@@ -18,7 +18,7 @@ from simulation.arrays import Floats
 from simulation.latency.contract import ALONE, Sharing
 from simulation.profiles.fit.curves import Curve, monotone
 from simulation.profiles.fit.rows import Row
-from simulation.profiles.measure.throttle import PERIOD_S, limit_of
+from simulation.profiles.measure.throttle import Limit, limit_of
 
 FULL = 0.999
 """Shares from here on are a whole core."""
@@ -54,6 +54,13 @@ class _Point:
     whole_s: float
 
 
+def limit_of_row(row: Row, tick_s: float) -> Limit:
+    """The limit that was in force when the row was measured."""
+    if row.period_s is None:
+        return limit_of(row.share, tick_s)
+    return Limit(row.share * row.period_s, row.period_s, tick_s)
+
+
 def fit_stops(rows: Sequence[Row], product_s: Callable[[int, float], float], sharing: Sharing = ALONE) -> Stops | None:
     """``rows``: of family ``stopped`` of one kind of node; ``product_s``: CPU seconds of a product of so many calls of
     so many tokens at a full core, of which only ratios count. What stops cost is that of a lone pass, which ``sharing``
@@ -85,7 +92,7 @@ def _point(row: Row, full: Row, product_s: Callable[[int, float], float], times:
     calls, calls_full = row.batch_calls or 1.0, full.batch_calls or 1.0
     whole_s = (row.cpu_s_per_call or 0.0) * calls
     ratio = product_s(row.tokens, calls) / product_s(full.tokens, calls_full)
-    limit = limit_of(row.share, 0.0, row.period_s or PERIOD_S)
+    limit = limit_of_row(row, 0.0)
     usual_s = (full.cpu_s_per_call or 0.0) * calls_full * ratio
     return _Point(
         limit.period_s - limit.quota_s, (row.stops_per_call or 0.0) * calls, (whole_s - usual_s) / times, whole_s

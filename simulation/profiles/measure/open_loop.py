@@ -13,8 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from simulation.arrays import Floats
-from simulation.profiles.fit.fitting import UNDISTURBED_CORES, Fit, NodeFit, limit_of_row
+from simulation.profiles.fit.fitting import UNDISTURBED_CORES, Fit, NodeFit
 from simulation.profiles.fit.rows import Row
+from simulation.profiles.fit.stops import limit_of_row
 from simulation.profiles.fit.validation import Errors
 from simulation.profiles.measure.load import poisson_arrivals
 from simulation.profiles.measure.throttle import burst_s
