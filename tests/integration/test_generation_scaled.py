@@ -16,7 +16,6 @@ from typing import Any
 import openai
 import pytest
 import requests
-from click.testing import CliRunner
 
 from autoscaler.build import build_controller
 from autoscaler.contract import TickReport
@@ -29,25 +28,18 @@ from gateway.client.state import read_password
 from moe.preset import byte_tokenizer
 from moe.reference import WholeModel
 from moe.split import split
-from simulation.profiles.measure.measurement_plan import QUICK
+from simulation.profiles.model.storage import save
 from smoe import prometheus
-from smoe.cli import cli
-from smoe.commands import profiling
 from smoe.deployment import DeploymentSettings
 from tests.doubles.generation import generate
 from tests.unit.moe import tiny
+from tests.unit.simulation.profiles import truth
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 READERS, TOKENS = 16, 40
 DEADLINE_S = 240.0
 REST = {"down_stabilisation_s": 0.0, "period_s": 1.0, "down_pods": 8}
 """HPA that takes replicas away at once."""
-FEW = replace(
-    QUICK, tokens=(1, 16), shares=(0.25, 1.0), memory_mib=(64, 128), memory_concurrencies=(1,), concurrencies=(2, 4),
-    surface_shares=(0.25, 1.0), surface_concurrencies=(1, 2), seconds_per_point=0.1, transitions=1, volley_rounds=1,
-    idle_rounds=1,
-)  # fmt: skip
-"""Points of a profile that a policy can plan with."""
 
 
 @pytest.fixture(scope="module")
@@ -153,8 +145,6 @@ def at_rest(running: RunningPipeline) -> None:
     [
         pytest.param("hpa", {}, id="hpa"),
         pytest.param("kpa", {}, id="kpa"),
-        pytest.param("keda", {}, id="keda"),
-        pytest.param("apa", {}, id="apa"),
         pytest.param(
             "slo-aware",
             {"ttft_s": 1e-3, "tpot_s": 1e-3, "policy_settings": {"up_stabilisation_s": 0.0}},
@@ -182,20 +172,18 @@ def test_a_policy_adds_instances_while_texts_are_read(
 
 @pytest.mark.prometheus
 def test_staffing_plans_a_decoders_experts_by_its_tpot_as_a_prometheus_shows_it(
-    running: RunningPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    running: RunningPipeline, tmp_path: Path
 ) -> None:
     if shutil.which(prometheus.BINARY) is None:
         pytest.skip("no Prometheus server on PATH")
     profile = tmp_path / "nodes.parquet"
-    monkeypatch.setattr(profiling, "QUICK", FEW)
-    state = str(running.gateway.state)
-    asked = ["lab", "profile", str(running.directory), "--nodes", "--quick", "--state", state]
-    measured = CliRunner().invoke(cli, [*asked, "--out", str(profile)])
-    assert measured.exit_code == 0, measured.output
+    one = replace(truth.BLANK, node="ingress", family="pass", cpu_s_per_call=0.01, node_calls=20)
+    more = [replace(one, tokens=tokens) for tokens in (1, 8, 64)]
+    save(truth.of_folder(running.directory, more=more), profile)
     with prometheus.prometheus(running.client.url, running.gateway.state, 1.0) as url, reading(running) as readers:
         controller = controller_of(
-            running, "staffing", policy_settings={"profile": str(profile), "standbys": 1.0}, ttft_s=2.0, tpot_s=0.1,
-            prometheus_url=url, max_replicas=2,
+            running, "staffing", ttft_s=2.0, tpot_s=0.1, prometheus_url=url,
+            policy_settings={"profile": str(profile), "other_machine": True, "standbys": 1.0}, max_replicas=2,
         )  # fmt: skip
         waiting = ticks_until(controller, staffed)
         before = readers.read

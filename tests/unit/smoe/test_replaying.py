@@ -12,19 +12,17 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from moe.manifest import load
 from moe.preset import byte_tokenizer
 from moe.split import split
 from simulation.generation.measured import Measured
 from simulation.profiles.generation.storage import GenerationProfile
 from simulation.profiles.generation.storage import save as save_decoder
 from simulation.profiles.measure.machine import this_machine
-from simulation.profiles.measure.measurement_plan import node_classes
 from simulation.profiles.model.storage import save
 from smoe.cli import cli
 from tests.unit.moe import tiny
 from tests.unit.simulation.profiles import truth
-from tests.unit.simulation.profiles.truth import BLANK, Truth
+from tests.unit.simulation.profiles.truth import BLANK
 
 TIMES = Measured((1, 64, 256), (0.05, 0.9, 3.0), 0.002, 1e-6, 0.0, 0.01, (0.9, 1.0, 1.1), 256, 8000)
 """Three texts a second of 20 and 12 tokens are too many for one instance, and few for three."""
@@ -37,18 +35,11 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     checkpoint = tiny.store(tiny.build("mixtral", vocab_size=300, eos_token_id=299), folder / "checkpoint")
     byte_tokenizer(256).save(str(checkpoint / "tokenizer.json"))
     split(checkpoint, folder / "tiny", "tiny", 4, None)
-    manifest, digest = load(folder / "tiny"), sha256((folder / "tiny" / "pipeline.json").read_bytes()).hexdigest()
+    digest = sha256((folder / "tiny" / "pipeline.json").read_bytes()).hexdigest()
     save_decoder(GenerationProfile("tiny", digest, this_machine(), TIMES, {}, "", 0.0, ()), folder / "decoder.parquet")
-    classes = {entry.node: entry.members for entry in node_classes(manifest)}
-    rows = [replace(row, node=node) for node in classes for row in truth.rows(Truth())]
-    rows += [replace(BLANK, family=kind, tokens=0, p50_s=2.0) for kind in ("cold_start", "drain", "cpu_up")]
-    for tokens in (1, 8, 64):
-        rows.append(replace(BLANK, node="ingress", family="pass", tokens=tokens, cpu_s_per_call=0.01, node_calls=20))
-    made = truth.profile(rows, classes)
-    save(
-        replace(made, metadata=replace(made.metadata, pipeline="tiny", manifest_sha256=digest)),
-        folder / "nodes.parquet",
-    )
+    one = replace(BLANK, node="ingress", family="pass", cpu_s_per_call=0.01, node_calls=20)
+    made = truth.of_folder(folder / "tiny", 2.0, [replace(one, tokens=tokens) for tokens in (1, 8, 64)])
+    save(made, folder / "nodes.parquet")
     drawn = np.random.default_rng(0)
     gaps_s = np.concatenate([drawn.exponential(1 / rate, count) for rate, count in ((0.5, 30), (3.0, 180), (0.5, 30))])
     lines = [

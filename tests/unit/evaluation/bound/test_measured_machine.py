@@ -26,7 +26,7 @@ from tests.unit.evaluation.bound.builders import with_slo
 from tests.unit.simulation.engine.builders import Limited, configuration, one_expert, random_limited, workload
 
 METERS: tuple[Meter, Meter] = ("busy", "provisioned")
-SPACE = ConfigurationSpace(128, 512, 128, (0.05, 0.2, 0.6, 1.0), (), 1, 3, 1, 6)
+SPACE = ConfigurationSpace(128, 256, 128, (0.05, 0.3, 1.0), (), 1, 3, 2, 4)
 TWO = ConfigurationSpace(128, 128, 128, (0.1, 0.5), (), 1, 2, 4, 4)
 """A tenth or half of a core, one or two replicas, four calls at once."""
 HOST = Host(1.5, 0.0004, 0.0002, 0.0003, 0.0004, 1e-5, Noise.lognormal(0.2), 1.1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,21 +10,15 @@ import pytest
 from autoscaler.contract import Configuration
 from moe.manifest import load
 from simulation.engine.tables import ResourceTables
-from simulation.profiles.measure.measurement_plan import node_classes
 from simulation.profiles.model.profiled import fitted_model, lifecycle
 from simulation.workloads.workload import TokenLengths, Workload, manifest_cost, pipeline_workload
 from tests.unit.simulation.profiles import truth
-from tests.unit.simulation.profiles.truth import BLANK, Truth
 
 
 @pytest.fixture(scope="module")
 def workload(minilm_pipeline: Path) -> Workload:
     manifest = load(minilm_pipeline, verify=False)
-    classes = {entry.node: entry.members for entry in node_classes(manifest)}
-    rows = [replace(row, node=node) for node in classes for row in truth.rows(Truth())]
-    kinds = ("cold_start", "drain", "cpu_up")
-    rows += [replace(BLANK, family=kind, tokens=0, p50_s=0.05) for kind in kinds]
-    profile = truth.profile(rows, classes)
+    profile = truth.of_nodes(manifest)
     costs = {node.id: manifest_cost(manifest, node) for node in manifest.nodes}
     model = fitted_model(profile, costs, cpu_scale=0.25)
     return pipeline_workload(

@@ -10,14 +10,13 @@ import pytest
 
 from moe.manifest import Manifest, load
 from simulation.profiles.fit.rows import Row
-from simulation.profiles.measure.measurement_plan import node_classes
 from simulation.profiles.model.errors import ProfileError
 from simulation.profiles.model.pipeline import host_of, measured_workload
 from simulation.profiles.model.storage import Profile, save
 from simulation.profiles.model.storage import load as load_profile
 from simulation.workloads.workload import TokenLengths
 from tests.unit.simulation.profiles import truth
-from tests.unit.simulation.profiles.truth import BLANK, Truth
+from tests.unit.simulation.profiles.truth import BLANK
 
 CALL_S, TOKEN_S = 0.0004, 2e-6
 
@@ -39,10 +38,7 @@ def passes(manifest: Manifest, **more: Any) -> list[Row]:
 
 
 def profile(manifest: Manifest) -> Profile:
-    classes = {entry.node: entry.members for entry in node_classes(manifest)}
-    rows = [replace(row, node=node) for node in classes for row in truth.rows(Truth())]
-    rows += [replace(BLANK, family=kind, tokens=0, p50_s=0.05) for kind in ("cold_start", "drain", "cpu_up")]
-    return truth.profile(rows + passes(manifest), classes)
+    return truth.of_nodes(manifest, more=passes(manifest))
 
 
 def test_the_ingress_is_found_again(manifest: Manifest) -> None:

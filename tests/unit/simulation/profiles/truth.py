@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 
+from moe.manifest import Manifest, load
 from simulation.profiles.fit.rows import QUANTILES, Row
 from simulation.profiles.measure.machine import Machine
+from simulation.profiles.measure.measurement_plan import node_classes
 from simulation.profiles.measure.throttle import PERIOD_S, busy_call_s, idle_call_s, limit_of
 from simulation.profiles.model.storage import Metadata, Profile
 
@@ -125,3 +130,20 @@ def profile(rows: list[Row], classes: dict[str, tuple[str, ...]] | None = None) 
         ),
         tuple(rows),
     )
+
+
+def of_nodes(manifest: Manifest, change_s: float = 0.05, more: Sequence[Row] = ()) -> Profile:
+    """As if every node of the pipeline had been measured on the made machine; starts, drains and raised limits take
+    ``change_s``."""
+    classes = {entry.node: entry.members for entry in node_classes(manifest)}
+    measured = [replace(row, node=node) for node in classes for row in rows(Truth())]
+    kinds = ("cold_start", "drain", "cpu_up")
+    measured += [replace(BLANK, family=kind, tokens=0, p50_s=change_s) for kind in kinds]
+    return profile([*measured, *more], classes)
+
+
+def of_folder(folder: Path, change_s: float = 0.05, more: Sequence[Row] = ()) -> Profile:
+    """The same as a profile of the pipeline in ``folder``, which commands take for its own."""
+    manifest, digest = load(folder, verify=False), sha256((folder / "pipeline.json").read_bytes()).hexdigest()
+    made = of_nodes(manifest, change_s, more)
+    return replace(made, metadata=replace(made.metadata, pipeline=manifest.name, manifest_sha256=digest))
