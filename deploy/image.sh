@@ -6,7 +6,8 @@
 # FWATCHDOG is of-watchdog, a given program; OUT (dist/) gets function.tar.gz and control.tar.gz for `docker load` or
 # `ctr images import`, and their bills of materials. Needs root and Debian's buildah and debootstrap: the base image is
 # made of Debian's packages. PIPELINE names a folder to bake in, WHEELS one with a CPU-only wheel of torch, STORE one
-# where images are kept afterwards (tests/contract/gateway/conformance/image.sh runs one from there), IMAGES those made.
+# where images are kept afterwards (tests/contract/gateway/conformance/image.sh runs one from there), IMAGES those made,
+# ARCHIVES those of them that OUT gets (all).
 set -euo pipefail
 [ $# -ge 1 ] && [ -x "$1" ] || { echo "say which of-watchdog: deploy/image.sh FWATCHDOG [OUT]" >&2; exit 2; }
 [ "$(id -u)" = 0 ] || { echo "only root can make the base image's file system" >&2; exit 2; }
@@ -54,10 +55,12 @@ options=(--pull-never --network host --format docker -v /etc/ssl/certs/ca-certif
 [ ! -d "$wheels" ] || options+=(-v "$wheels:/wheels:ro" --build-arg PIP_OPTIONS="--find-links /wheels")
 for name in ${IMAGES:-function control}; do
   buildah "${storage[@]}" bud "${options[@]}" -f "$work/tree/deploy/$name.Dockerfile" -t "docker.io/smoe/$name:$version" "$work/tree"
-  buildah "${storage[@]}" push -q "docker.io/smoe/$name:$version" "docker-archive:$work/$name.tar:docker.io/smoe/$name:$version"
-  gzip -3 -c "$work/$name.tar" >"$out/$name.tar.gz"
-  rm "$work/$name.tar"
+  if [[ " ${ARCHIVES-$name} " == *" $name "* ]]; then
+    buildah "${storage[@]}" push -q "docker.io/smoe/$name:$version" "docker-archive:$work/$name.tar:docker.io/smoe/$name:$version"
+    gzip -3 -c "$work/$name.tar" >"$out/$name.tar.gz"
+    rm "$work/$name.tar"
+    du -m "$out/$name.tar.gz"
+  fi
   made=$(buildah "${storage[@]}" from --pull-never "docker.io/smoe/$name:$version")
   cp "$(buildah "${storage[@]}" mount "$made")/opt/venv/sbom.json" "$out/$name.sbom.json"
-  du -m "$out/$name.tar.gz" "$out/$name.sbom.json"
 done

@@ -34,7 +34,7 @@ import click
 import numpy as np
 
 from benchmarks.closed_loop.contenders import check_names, contender, turns
-from benchmarks.closed_loop.runs import SEGMENT_CORES, SPACE, Run, measured, simulated
+from benchmarks.closed_loop.runs import SEGMENT_CORES, SPACE, Run, check_period, measured, simulated
 from benchmarks.fidelity.runs import routing_of
 from benchmarks.harness.options import AT_LEAST_1, PRESENT, benchmark, data_option, listed, seed_option
 from benchmarks.harness.report import print_result, print_table, progress
@@ -47,6 +47,7 @@ from simulation.profiles.measure.machine import this_machine
 from simulation.profiles.model.bundled import fitting, open_profile
 from simulation.profiles.model.pipeline import measured_workload
 from simulation.workloads.workload import Workload
+from smoe.commands.options import cpu_period_option
 from smoe.deployment import DeploymentSettings
 from smoe.errors import SmoeError
 from smoe.prometheus import BINARY, prometheus
@@ -74,6 +75,8 @@ class Setting:
     mean_rps: float
     cpu_scale: float
     """Real cores per configured core."""
+    cpu_period_ms: float
+    """CFS period of CPU limits."""
     window_s: float
     """Between decisions."""
     slo_factor: float
@@ -104,7 +107,7 @@ def run_all(
         deployment = DeploymentSettings(
             cpu_cores=full / 3, ingress_cpu_cores=full, ingress_concurrency=INGRESS_CONCURRENCY
         )
-        gateway = local_gateway(Path(name), cpu_scale=setting.cpu_scale)
+        gateway = local_gateway(Path(name), cpu_scale=setting.cpu_scale, cpu_period_ms=setting.cpu_period_ms)
         with running_pipeline(gateway, deployment) as served, metrics(setting, served) as address:
             directory, password = served.directory, served.gateway.auth[1]
             run, counts = prepare(directory, served.manifest, setting)
@@ -169,6 +172,7 @@ def prepare(directory: Path, manifest: Manifest, setting: Setting) -> tuple[Run,
     tokens, load = float(counts[0].mean()), counts[1:].sum(axis=1)
     slo_s = setting.slo_factor * known_pass_s(manifest, tokens, SEGMENT_CORES, setting.cpu_scale)
     profile = setting.profile or fitting(directory, this_machine())
+    check_period(profile, setting.cpu_period_ms)
     run = Run(
         trace, texts, round(tokens), slo_s, setting.window_s, setting.cpu_scale, profile, setting.seed, PERIOD_S,
         SETTLED_S, load=tuple(load / load.max()),
@@ -274,6 +278,7 @@ def print_policies(rows: Sequence[Mapping[str, Any]], slo_s: float) -> None:
 @click.option("--seconds", default=600.0, type=click.FloatRange(PERIOD_S), help="Length of a run in seconds.")
 @click.option("--mean-rps", default=10.0, type=click.FloatRange(0.1), help="Requests per second on average.")
 @click.option("--cpu-scale", default=0.01, type=click.FloatRange(0.001, 10), help="Real cores per configured core.")
+@cpu_period_option
 @click.option("--interval", "window_s", default=2.0, type=click.FloatRange(0.5), help="Seconds between decisions.")
 @click.option("--slo-factor", default=1.7, help="SLO over a pass's known work at the limits of the start.")
 @click.option("--profile", type=PRESENT, help="Measured profile. [default: this machine's in simulation/profiles/data]")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import click
 import numpy as np
 
 from autoscaler.build import build_controller
@@ -30,7 +31,9 @@ from simulation.engine.controlled import simulate_policy
 from simulation.engine.regions import measured_part
 from simulation.engine.requests import Requests
 from simulation.engine.simulation import Simulation
+from simulation.profiles.model.storage import load
 from simulation.workloads.workload import Workload
+from smoe.lifecycle import GatewaySettings
 from traces import generate
 from traces.model import Trace
 
@@ -41,6 +44,16 @@ SEGMENT_CORES = 0.3
 WARM, WARM_PER_S = 30, 4.0
 """Requests before a run that are not counted, with a real core for every expert: the first calls of a new replica take
 so much CPU that under a hundredth of a core they last for tens of seconds."""
+
+
+def check_period(profile: Path, cpu_period_ms: float) -> None:
+    """Raises ClickException where limits are to have another CFS period than the profile's, which is simulated."""
+    profiled_ms = load(profile).metadata.settings.get("cpu_period_ms", GatewaySettings.cpu_period_ms)
+    if profiled_ms != cpu_period_ms:
+        raise click.ClickException(
+            f"{profile} was measured with CFS periods of {profiled_ms:g} ms, and the run is to have periods of "
+            f"{cpu_period_ms:g} ms: give --cpu-period-ms {profiled_ms:g}, or a profile of that period"
+        )
 
 
 @dataclass(frozen=True)

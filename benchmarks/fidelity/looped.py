@@ -21,7 +21,7 @@ import numpy as np
 from autoscaler.contract import Configuration
 from autoscaler.topology import load_topology
 from benchmarks.closed_loop.contenders import contender
-from benchmarks.closed_loop.runs import SPACE, Outcome, Run, measured, simulated
+from benchmarks.closed_loop.runs import SPACE, Outcome, Run, check_period, measured, simulated
 from benchmarks.fidelity.clock import SpeedClock, typical_s
 from benchmarks.fidelity.machine import SINGLES, Singles, Usage, cpu_pace_of
 from benchmarks.fidelity.runs import MEMORY_MB, Bench, routing_of, send_singles
@@ -34,7 +34,7 @@ from moe.reference import WholeModel
 from simulation.profiles.measure.machine import this_machine
 from simulation.profiles.model.bundled import fitting, open_profile
 from simulation.profiles.model.pipeline import measured_workload
-from simulation.profiles.model.storage import Profile, load
+from simulation.profiles.model.storage import Profile
 from simulation.workloads.workload import Workload
 from smoe.deployment import DeploymentSettings
 from smoe.lifecycle import GatewaySettings
@@ -132,18 +132,8 @@ def the_run(setting: Setting, directory: Path, profile: Path | None) -> Run:
     tokenizer = WholeModel(directory).tokenizer
     tokens = round(float(np.mean([len(ids) for ids in tokenizer.encode_all(texts)])))
     profile = profile or fitting(directory, this_machine())
-    same_period(setting, profile)
+    check_period(profile, setting.cpu_period_ms)
     return Run(trace, texts, tokens, setting.slo_s, WINDOW_S, setting.cpu_scale, profile, SEED, PERIOD_S, SETTLED_S)
-
-
-def same_period(setting: Setting, profile: Path) -> None:
-    """Raises ClickException where limits have another CFS period than the profile's, which is the one simulated."""
-    profiled_ms = load(profile).metadata.settings.get("cpu_period_ms", GatewaySettings.cpu_period_ms)
-    if profiled_ms != setting.cpu_period_ms:
-        raise click.ClickException(
-            f"{profile} was measured with CFS periods of {profiled_ms:g} ms, and the run is to have periods of "
-            f"{setting.cpu_period_ms:g} ms: give --cpu-period-ms {profiled_ms:g}, or a profile of that period"
-        )
 
 
 def run_policies(

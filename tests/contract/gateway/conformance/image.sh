@@ -29,7 +29,7 @@ finish() {
 }
 trap finish EXIT
 
-STORE=$work IMAGES="function control" "$root/deploy/image.sh" "$watchdog" "$work/out"
+STORE=$work IMAGES="function control" ARCHIVES=function "$root/deploy/image.sh" "$watchdog" "$work/out"
 storage+=(--storage-driver "$(cat "$work/driver")")
 size=$(stat -c %s "$work/out/function.tar.gz")
 echo "the image has $((size / 1000000)) MB"

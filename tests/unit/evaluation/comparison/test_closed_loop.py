@@ -26,7 +26,7 @@ from benchmarks.closed_loop.contenders import BURST, CPU_TARGET, check_names, co
 from benchmarks.closed_loop.runs import Outcome, Run, call_cpu_ms, windows_over
 from traces import generate
 
-SETTING = Setting(600.0, 10.0, 0.01, 2.0, 1.7, None, None, 0, False, "this")
+SETTING = Setting(600.0, 10.0, 0.01, 10.0, 2.0, 1.7, None, None, 0, False, "this")
 
 
 def cell(policy: str, over: float, cost: float, failed: int = 0, repeat: int = 0) -> dict[str, Any]:

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from benchmarks.closed_loop.contenders import contender
-from benchmarks.closed_loop.runs import Outcome
+from benchmarks.closed_loop.runs import Outcome, check_period
 from benchmarks.fidelity.clock import SpeedClock
-from benchmarks.fidelity.looped import SETTINGS, LoopedRecord, same_period, same_texts, texts_sha256
+from benchmarks.fidelity.looped import LoopedRecord, same_texts, texts_sha256
 from benchmarks.fidelity.ranking import compare_policies, places, tau
 from benchmarks.harness.stepped_load import HIGH_PART, TIMES, is_high, since_step_s, stepped
 from simulation.profiles.model.storage import load, save
@@ -117,10 +117,10 @@ def test_records_of_other_texts_are_refused_and_older_ones_that_do_not_know_thei
 
 def test_a_profile_of_another_period_is_refused_with_both(tmp_path: Path) -> None:
     bundled = next(Path("simulation/profiles/data").glob("minilm-*.parquet"))  # of before there was the option: 10 ms
-    same_period(SETTINGS["minilm"], bundled)
+    check_period(bundled, 10.0)
     with pytest.raises(click.ClickException, match="CFS periods of 10 ms, and the run is to have periods of 200 ms"):
-        same_period(SETTINGS["minilm"].other(None, None, None, 200), bundled)
+        check_period(bundled, 200.0)
     profile = load(bundled)
     at_200 = replace(profile, metadata=replace(profile.metadata, settings={"cpu_period_ms": 200.0}))
     save(at_200, tmp_path / "200.parquet")
-    same_period(SETTINGS["minilm"].other(None, None, None, 200), tmp_path / "200.parquet")
+    check_period(tmp_path / "200.parquet", 200.0)
