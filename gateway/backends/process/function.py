@@ -317,8 +317,12 @@ class ManagedFunction:
         self._gone(record)
 
     def _given_up(self, record: Record, start: asyncio.Task[None]) -> None:
-        if start.cancelled() and not record.slot:
+        if record.slot or record.gone.is_set():
+            return
+        if start.cancelled():
             self._gone(record)
+        elif (error := start.exception()) is not None:
+            self._crashed(record, f"could not be started: {type(error).__name__} {error}")
 
     def _gone(self, record: Record) -> None:
         self.replicas.pop(record.id, None)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import socket
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 WATCHDOG_MODULE = "gateway.backends.watchdog"
 _BACKLOG = 512
 _PREPARE_TIMEOUT_S = 60.0
+_GENERATIONS = itertools.count(1)
+"""Counts warm parents in this process: what the guardian of an ended one removes is never a later one's."""
 _IDLE_BEFORE_STANDBYS_S = 1.0
 """Standbys are prepared once nothing was started for this long."""
 
@@ -109,7 +112,6 @@ class Launcher:
         self._memory = memory
         self._parent: WarmParentClient | None = None
         self._available = asyncio.Event()
-        self._generation = 0
         self._counter = 0
         self._launching = 0
         self._slots: dict[str, _Slot] = {}
@@ -299,7 +301,10 @@ class Launcher:
             raise BackendError("the warm parent is not running")
         self._counter += 1
         slot = f"{self._counter:06d}"
-        join = self.cgroups.make(slot)
+        try:
+            join = self.cgroups.make(slot)
+        except OSError as error:
+            raise BackendError(f"its cgroup could not be made: {error}") from error
         try:
             forked = await self._parent.fork(slot, join, self.cgroups.ending)
         except BaseException:
@@ -366,12 +371,11 @@ class Launcher:
         log.warning("the cgroup of slot %s cannot be removed", slot)
 
     async def _start_parent(self) -> None:
-        self._generation += 1
         settings = self._settings
         self.cgroups = Cgroups(("cgroups are switched off: limits are accepted but not enforced.",))
         if settings.use_cgroups:
             self.cgroups = await asyncio.to_thread(
-                detect, settings.cgroup_root, settings.proc_root, self._generation, settings.cpu_period_s
+                detect, settings.cgroup_root, settings.proc_root, next(_GENERATIONS), settings.cpu_period_s
             )
         modules = [entry.partition(":")[0] for entry in settings.images.values()]
         preload = tuple(dict.fromkeys([*settings.preload, *modules, WATCHDOG_MODULE]))

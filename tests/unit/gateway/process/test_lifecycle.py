@@ -238,6 +238,26 @@ async def test_what_waits_for_a_warm_parent_that_cannot_come_back_holds_up_no_en
             await backend.close()
 
 
+async def test_a_replica_whose_start_fails_in_any_way_is_started_again(
+    running: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once because its cgroup cannot be made, once by an error that nobody foresaw."""
+    failures = iter((FileNotFoundError(2, "No such file or directory", "cgroup"), RuntimeError("of no kind we know")))
+    async with running(backoff=BackoffSettings(first_s=0.01), blanks=0) as backend:
+        cgroups, make = backend.launcher.cgroups, backend.launcher.cgroups.make
+
+        def failing(slot: str) -> list[Path]:
+            for failure in failures:
+                raise failure
+            return make(slot)
+
+        monkeypatch.setattr(cgroups, "make", failing)
+        await backend.create(spec("f"), 1)
+        assert (await until(backend, "f", ready(1))).restarts == 2
+        texts = " ".join(await log_texts(backend, "f"))
+        assert "its cgroup could not be made: [Errno 2]" in texts and "RuntimeError of no kind we know" in texts
+
+
 async def test_the_log_file_of_a_replica_that_ended_goes_once_there_are_newer_ones(
     running: Starter, tmp_path: Path
 ) -> None:
