@@ -28,6 +28,7 @@ def all_ready(backend: KubernetesBackend, count: int) -> bool:
     return bool(all_ready) and len(all_ready[0].ready) == count == len(all_ready[0].replicas)
 
 
+@pytest.mark.slow
 async def test_two_gateways_side_by_side_see_the_same_functions(target: Target, backends: Backends) -> None:
     one, two = await backends(), await backends()
     await one.create(F, 2)
@@ -41,6 +42,7 @@ async def test_two_gateways_side_by_side_see_the_same_functions(target: Target, 
     await until(lambda: not two.list() and not target.pods())
 
 
+@pytest.mark.slow
 async def test_a_gateway_that_starts_again_finds_everything(backends: Backends) -> None:
     first = await backends()
     await first.create(MORE, 3)
@@ -93,6 +95,7 @@ async def test_new_limits_are_set_on_live_pods_and_on_those_that_come_later(targ
     await until(lambda: target.limits() == [(512, 2)] * 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [2, 4], ids=["after a resize", "after a scale-up, too"])
 async def test_pods_that_are_killed_all_come_back_with_what_they_have_today(
     target: Target, backends: Backends, replicas: int
@@ -131,6 +134,7 @@ def _new_pods_start_with(target: Target, memory: str) -> bool:
     return not spec.get("paused") and container["resources"]["limits"]["memory"] == memory
 
 
+@pytest.mark.slow
 async def test_concurrency_reaches_live_pods(target: Target, backends: Backends) -> None:
     backend = await backends()
     await backend.create(F, 1)

@@ -31,6 +31,7 @@ def served(backend: KubernetesBackend, namespace: str) -> bool:
     return True
 
 
+@pytest.mark.slow
 async def test_functions_of_one_name_live_apart_in_two_namespaces_of_one_gateway(
     target: Target, backends: Backends
 ) -> None:

@@ -10,6 +10,8 @@ from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import pytest
+
 from tests.docs.words import TEXT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,6 +59,7 @@ def undeclared(extras: Mapping[str, Sequence[str]]) -> set[tuple[str, str]]:
     return missing
 
 
+@pytest.mark.slow
 def test_every_package_that_commands_import_is_among_the_dependencies() -> None:
     assert undeclared(EXTRAS) == set()
 

@@ -73,6 +73,7 @@ def test_modules_that_are_to_be_run_exist(name: str) -> None:
         assert beside.with_suffix(".py").is_file() or importlib.util.find_spec(module) is not None, module
 
 
+@pytest.mark.slow
 def test_the_page_of_benchmarks_has_a_row_for_each_and_no_other() -> None:
     runnable = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()}
     runnable |= {path.parent.name for path in (ROOT / "benchmarks").glob("*/__main__.py")}

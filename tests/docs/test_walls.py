@@ -65,6 +65,7 @@ def report(tree: Path) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
+@pytest.mark.slow
 def test_the_tree_as_it_is_keeps_every_rule(tree: Path) -> None:
     status, output = report(tree)
     assert status == 0, output

@@ -179,6 +179,7 @@ async def test_usage_is_by_replica_and_start_times_are_given_once(case: Case) ->
     assert case.backend.start_seconds() == []
 
 
+@pytest.mark.slow
 @pytest.mark.containers
 async def test_logs_hold_what_replicas_wrote_and_follow_until_the_function_goes(case: Case) -> None:
     await case.backend.create(FunctionSpec("f", case.image), 1)

@@ -185,6 +185,7 @@ def test_a_change_that_fails_raises_and_leaves_the_function(subject: Subject) ->
     assert subject.platform.configurations()["m"] == configuration()
 
 
+@pytest.mark.slow
 @pytest.mark.breaks
 def test_a_platform_that_does_not_answer_is_unreachable(subject: Subject) -> None:
     subject.go_down()

@@ -66,6 +66,7 @@ def by_hpa(made: Choice, why: str) -> bool:
     return named and why in made.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("there")
 def test_with_a_target_and_a_profile_of_this_machine_the_rule_runs_under_guard(
     minilm_pipeline: Path, caplog: pytest.LogCaptureFixture
@@ -153,6 +154,7 @@ def test_without_torch_hpa_runs(minilm_pipeline: Path, monkeypatch: pytest.Monke
     assert by_hpa(chosen(making(minilm_pipeline)), "No module named 'no_such_package'")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("there")
 @pytest.mark.parametrize(
     ("table", "sentence"),

@@ -67,6 +67,7 @@ def test_ticks_go_on_while_the_gateway_is_away_and_are_logged_without_the_passwo
     assert "very-secret" not in json.dumps(context) + result.output
 
 
+@pytest.mark.slow
 def test_json_has_one_object_for_each_tick(state: Path) -> None:
     result = call(state, "--json", "--ticks", "2", "--dry-run")
     rows = [json.loads(text) for text in result.stdout.splitlines() if text.startswith("{")]
@@ -74,6 +75,7 @@ def test_json_has_one_object_for_each_tick(state: Path) -> None:
     assert {row["choice"] for row in rows} == {"auto: hpa, because there is no target (--slo-ms)"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scale", "choice"),
     [
@@ -106,6 +108,7 @@ def test_wrong_options_are_refused_with_a_sentence(state: Path, options: list[st
     assert result.exit_code == 2 and sentence in result.output
 
 
+@pytest.mark.slow
 def test_the_pipeline_is_an_argument_as_of_other_commands(state: Path) -> None:
     arguments = ["--state", str(state), "--interval", "0.01s", "--ticks", "1"]
     named = CliRunner().invoke(autoscale, ["tiny", *arguments])
@@ -247,6 +250,7 @@ UNLISTED = {"observation": observation(problems=("the functions could not be lis
 UNDEPLOYED = {"decisions": ()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ticks", "sentence"),
     [

@@ -55,6 +55,7 @@ def test_every_name_makes_a_policy_of_that_name(folder: Path, plan: Path) -> Non
     assert [made(folder, name, plan=plan, slo_s=0.1).name for name in POLICY_NAMES] == list(POLICY_NAMES)
 
 
+@pytest.mark.slow
 def test_the_controller_s_bounds_and_kinds_reach_every_policy(folder: Path) -> None:
     kpa = with_file(folder, "kpa", 'metric = "rps"\nstable_window_s = 30\n')
     assert isinstance(kpa, KpaPolicy) and (kpa.settings.metric, kpa.settings.stable_window_s) == ("rps", 30)
@@ -95,6 +96,7 @@ def test_a_wrong_settings_file_is_refused_by_key(folder: Path, policy: str, text
     assert sentence in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_table_is_taken_in_place_of_a_file_with_hpas_settings_next_to_the_policys(folder: Path) -> None:
     kpa = made(folder, "kpa", policy_settings={"metric": "rps", "hpa": {"cpu_target": 0.4}})
     assert isinstance(kpa, KpaPolicy) and kpa.settings.metric == "rps"
@@ -106,6 +108,7 @@ def test_a_table_is_taken_in_place_of_a_file_with_hpas_settings_next_to_the_poli
             made(folder, "static", policy_settings=wrong, slo_s=0.1, fallback_windows=2)
 
 
+@pytest.mark.slow
 def test_plans_are_run_by_the_policies_that_take_one(folder: Path, plan: Path) -> None:
     for name in ("serverlessmoe", "static"):
         policy = made(folder, name, plan=plan)
@@ -118,6 +121,7 @@ def test_plans_are_run_by_the_policies_that_take_one(folder: Path, plan: Path) -
             made(folder, name)
 
 
+@pytest.mark.slow
 def test_openfaas_draws_for_every_expert_and_by_the_seed(folder: Path) -> None:
     first, again, other = (made(folder, "openfaas", policy_seed=seed) for seed in (1, 1, 2))
     assert isinstance(first, VerticalHpaPolicy) and isinstance(again, VerticalHpaPolicy)
@@ -131,6 +135,7 @@ def maker(making: Making) -> Policy:
     return StaticPolicy(name=f"own-{making.topology.pipeline}")
 
 
+@pytest.mark.slow
 def test_a_policy_of_another_package_is_named_by_its_maker(folder: Path) -> None:
     assert made(folder, f"{__name__}:maker").name == "own-tiny"
     for name in (f"{__name__}:nothing", "no_such_package.x:maker"):
@@ -142,6 +147,7 @@ def failing(making: Making) -> Policy:
     return making.nowhere  # type: ignore[attr-defined,no-any-return]
 
 
+@pytest.mark.slow
 def test_a_custom_maker_that_fails_is_reported_with_its_line(folder: Path) -> None:
     line = failing.__code__.co_firstlineno + 1
     with pytest.raises(SettingsError, match=rf"maker failed: AttributeError: .*nowhere.*{__file__}:{line}\)"):

@@ -95,6 +95,7 @@ def test_bounds_hold_and_nothing_is_decided_without_latencies() -> None:
     assert desired.desired == {} and "not known" in desired.reasons["m-expert-0-0"]
 
 
+@pytest.mark.slow
 def test_it_is_made_by_module_name_and_needs_an_slo(tmp_path: Any) -> None:
     folder = write_pipeline(tmp_path / "m")
     policy = made(folder, "autoscaler.policy.attainment:make", slo_s=0.3, scale_segments=False)

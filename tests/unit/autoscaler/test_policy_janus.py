@@ -284,6 +284,7 @@ def test_a_wrong_setting_is_refused_by_name(change: dict[str, Any], sentence: st
     assert sentence in str(caught.value)
 
 
+@pytest.mark.slow
 def test_it_is_made_by_name_with_the_controller_s_bounds_and_needs_an_slo(tmp_path: Path) -> None:
     folder = write_pipeline(tmp_path / "m")
     alone = made(folder, "janus", slo_s=0.3, scale_segments=False, max_replicas=5)

@@ -113,6 +113,7 @@ def test_an_idle_replica_shrinks_once_its_size_is_above_the_upper_bound() -> Non
     assert sizes(6.0, 0.5, 170) == [6.0] * 155 + [1.0] * 15
 
 
+@pytest.mark.slow
 def test_within_the_bounds_a_size_changes_after_half_a_day_and_by_a_tenth() -> None:
     assert sizes(3.0, 1.0, 722)[-3:] == [3.0, 2.0, 2.0]
     assert sizes(3.0, 2.55, 722)[-1] == 3.0

@@ -37,6 +37,7 @@ WINDOW_S, EVERY_S = 30, 5
 HERE = r'pipeline="m",function_name=~"|.+[.](openfaas\\-fn)"'
 
 
+@pytest.mark.slow
 def test_a_password_in_the_server_s_address_is_in_no_log(tmp_path: Path) -> None:
     """An address is the one place where a Prometheus behind a password takes it from."""
     address = "http://reader:s3cret@127.0.0.1:1"

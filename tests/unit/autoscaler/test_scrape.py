@@ -54,6 +54,7 @@ def world() -> Iterator[tuple[World, Server]]:
         yield world, front
 
 
+@pytest.mark.slow
 def test_after_a_clock_was_set_back_windows_are_those_of_the_new_time(world: tuple[World, Server]) -> None:
     state, front = world
     source, counts = ScrapeSource(front.url, AUTH), []

@@ -159,6 +159,7 @@ def test_the_oldest_data_decided_on_are_three_intervals_old_and_no_younger_than_
     assert controller._source._reader._stale_s == oldest_s  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_prometheus_has_a_longer_window_and_policies_follow_their_settings(folder: Path) -> None:
     controller, window_s = build_controller(
         settings(

@@ -85,6 +85,7 @@ def test_what_became_of_a_decision(decision: Decision, changes: dict[str, object
     assert result_of(decision, report(decision, **changes)) == expected
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_named() -> None:
     served = Exposition(0, CollectorRegistry(), lambda: b"{}", host="127.0.0.1")
     try:
@@ -94,6 +95,7 @@ def test_a_port_that_is_taken_is_named() -> None:
         served.close()
 
 
+@pytest.mark.slow
 def test_metrics_and_view_are_served_side_by_side() -> None:
     found, metrics, registry = view(), ControllerMetrics("m", Targets(0.5)), CollectorRegistry()
     registry.register(metrics)
@@ -155,6 +157,7 @@ def test_no_more_than_the_last_decisions_are_reported_however_many_functions_and
     assert all(len(labels["reason"]) == TEXT and labels["reason"].endswith("…") for labels, _ in printed)
 
 
+@pytest.mark.slow
 def test_health_is_200_while_ticks_go_on_and_503_with_what_is_wrong_when_one_hangs() -> None:
     now_s = 0.0
     progress = Progress(30.0, lambda: now_s)

@@ -338,6 +338,7 @@ def test_a_bad_value_is_refused(values: Object) -> None:
     assert not valid(values)
 
 
+@pytest.mark.slow
 @with_helm
 def test_helm_refuses_the_same_values() -> None:
     answers = helm("validate", [merged(values) for values in BAD])

@@ -150,6 +150,7 @@ def test_functions_of_a_further_namespace_reach_stores_by_a_file_that_holds_noth
     assert rule["ports"] == [{"port": 443, "protocol": "TCP"}]
 
 
+@pytest.mark.slow
 def test_accounts_services_and_budgets_name_what_there_is() -> None:
     accounts = {one["metadata"]["name"] for one in of_kind("ServiceAccount")}
     labels = [one["spec"]["template"]["metadata"]["labels"] for one in of_kind("Deployment")]

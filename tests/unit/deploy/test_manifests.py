@@ -226,6 +226,7 @@ def test_a_further_namespace_has_no_other_name_in_the_cluster(pipeline: Path) ->
     assert done.exit_code == 2 and "leave --namespace a out" in done.output
 
 
+@pytest.mark.slow
 async def test_an_ingress_of_manifests_asks_for_the_name_that_gateways_give_its_namespace(
     pipeline: Path, double: Running, backends: Backends
 ) -> None:

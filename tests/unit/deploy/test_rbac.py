@@ -117,6 +117,7 @@ async def everything(double: Running, backend: KubernetesBackend, namespace: str
     double.do(lambda: double.store.delete("services", namespace, "f"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("files", "places"), [(RBAC, [DEFAULT_NAMESPACE]), (EVERYWHERE, [DEFAULT_NAMESPACE, TEAM])])
 async def test_the_gateway_does_all_that_it_may_and_nothing_else(
     guarded: Running, backends: Backends, files: Sequence[Path], places: list[str]

@@ -80,6 +80,7 @@ def test_names_say_what_a_contender_is() -> None:
     assert contender("hpa", (2, 1), 5.0).table == {"down_stabilisation_s": 100.0, "period_s": 5.0}
 
 
+@pytest.mark.slow
 def test_a_batch_is_kept_up_until_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     under_way, most = 0, 0
 

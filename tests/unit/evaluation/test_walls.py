@@ -49,6 +49,7 @@ def best(subject: Problem, budget_s: float) -> float:
     return least
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", some_fast(range(3), 1))
 @pytest.mark.parametrize("room", some_fast([Resources(4.0, 1e4, 3), Resources(2.0, 1e4, 4), Resources(6.0, 1e4, 1)], 1))
 def test_a_window_is_enclosed_inside_the_walls(seed: int, room: Resources) -> None:

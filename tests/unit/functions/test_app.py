@@ -285,6 +285,7 @@ class Busy(Answered):
         return iter(())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_first", [150, 4])
 def test_as_many_calls_as_are_let_in_are_under_way_at_once_and_scrapes_are_answered_meanwhile(at_first: int) -> None:
     """By default waitress has four threads and accepts a hundred connections. The limit may be raised meanwhile."""
@@ -330,6 +331,7 @@ def handlers_kept() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@pytest.mark.slow
 def test_a_function_ends_once_its_last_reply_is_sent() -> None:
     app = Answered(12 << 20)  # more than the sockets take, less than waitress holds back
     with socket.create_server(("127.0.0.1", 0)) as free:

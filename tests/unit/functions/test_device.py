@@ -218,6 +218,7 @@ async def test_a_worker_whose_gpu_cannot_be_opened_ends_before_it_is_ready(
         nodes.node_application(load(bert, verify=False), settings, asyncio.get_running_loop())
 
 
+@pytest.mark.slow
 def test_a_forked_worker_answers_503_and_ends_when_its_device_is_lost(
     bert: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -164,6 +164,7 @@ async def test_without_a_replica_the_deadline_ends_in_503(caller: Caller) -> Non
         await caller.call(within_s=0.02)
 
 
+@pytest.mark.slow
 async def test_a_call_of_a_function_that_is_not_deployed_is_refused_with_its_name_long_before_its_time(
     caller: Caller, start: Any
 ) -> None:
@@ -178,6 +179,7 @@ async def test_a_call_of_a_function_that_is_not_deployed_is_refused_with_its_nam
     assert await call == b"deployed meanwhile"
 
 
+@pytest.mark.slow
 async def test_calls_that_wait_when_their_function_is_removed_are_refused(caller: Caller, start: Any) -> None:
     caller.table()
     call = asyncio.ensure_future(caller.call(within_s=1000.0))

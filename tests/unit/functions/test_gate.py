@@ -41,6 +41,7 @@ PROMPTS = ["Only the chosen experts", "see", "A sum does not mind its order"]
 EXPERTS = {"smoe_gate": "experts"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "functions"), some_fast([("auto", 6), ("aebs", 0), ("least-loaded", 0), ("local-first", 2)], fast=1)
 )
@@ -52,6 +53,7 @@ def test_every_rule_gives_the_whole_models_answer(bert: Path, rule: str, functio
             assert_close(answer["embeddings"], WholeModel(bert).embed(TEXTS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", some_fast(["mixtral", "qwen3_moe", "gpt2", "qwen2_moe"], fast=1))
 def test_tokens_and_their_experts_are_those_of_the_other_gate(pipeline_of: Callable[[str], Path], family: str) -> None:
     import openai

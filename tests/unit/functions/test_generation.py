@@ -197,6 +197,7 @@ def test_a_repetition_penalty_counts_the_prompts_tokens_too(two_instances: Local
     assert answer.choices[0].text == model.tokenizer.decode(tokens)
 
 
+@pytest.mark.slow
 def test_seeds_texts_of_one_request_and_echo(two_instances: LocalPipeline, long: Path) -> None:
     ids = WholeModel(long).tokenizer.encode("ab")
     client = client_of(two_instances)
@@ -368,6 +369,7 @@ def test_while_clients_leave_and_workers_die_every_text_is_right_and_pages_are_f
         until_free(pipeline)
 
 
+@pytest.mark.slow
 def test_many_at_once_on_two_instances_write_what_each_writes_alone(two_instances: LocalPipeline, long: Path) -> None:
     model = WholeModel(long)
     prompts = [f"prompt {number} " * (1 + number) for number in range(8)]

@@ -141,6 +141,7 @@ async def test_a_text_that_does_not_go_on_within_its_time_is_ended(model: WholeM
     await bench.end()
 
 
+@pytest.mark.slow
 async def test_a_prompt_may_take_longer_in_all_than_the_time_of_each_of_its_parts(model: WholeModel) -> None:
     bench = Bench(InProcess(model, 60), timeout_s=1.0)
     bench.instance.before = lambda number: asyncio.sleep(0.4)
@@ -341,6 +342,7 @@ async def test_a_text_that_begins_like_a_finished_one_goes_on_from_its_pages(mod
     await bench.end()
 
 
+@pytest.mark.slow
 async def test_kept_texts_make_room_before_anybody_waits_or_is_preempted(model: WholeModel) -> None:
     bench = Bench(InProcess(model, 14))
     prompts = tiny.texts((50, 60), seed=22)

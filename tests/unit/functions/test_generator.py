@@ -93,6 +93,7 @@ async def test_the_queue_is_bounded_and_what_waits_too_long_gets_the_reason(
     await bench.end()
 
 
+@pytest.mark.slow
 async def test_a_replica_that_does_not_answer_holds_up_no_text_that_waits(
     model: WholeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

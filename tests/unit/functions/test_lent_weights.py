@@ -393,6 +393,7 @@ def test_processes_compute_on_one_copy_which_stays_when_one_is_killed(
     assert (ground.copies(), _leases(manager)) == (1, [2])
 
 
+@pytest.mark.slow
 def test_workers_whose_manager_is_killed_end_and_their_successors_borrow_again(
     start: Callable[[str], WorkerProcess],
 ) -> None:

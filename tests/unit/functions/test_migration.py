@@ -143,6 +143,7 @@ async def test_texts_move_and_write_the_same_tokens(model: WholeModel, texts) ->
     await pair.close()
 
 
+@pytest.mark.slow
 async def test_a_small_decode_instance_makes_texts_wait_and_loses_none(model: WholeModel, texts) -> None:
     pair = Pair(model, pages=9)
     await same(model, pair, texts((30, 45, 5, 60, 20, 33), 40))

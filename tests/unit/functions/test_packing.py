@@ -207,6 +207,7 @@ async def test_requests_whose_clients_left_make_room_for_others() -> None:
     assert [reply["embedding"][0, 0] for reply in replies] == [0, 2, 3]
 
 
+@pytest.mark.slow
 def test_packed_requests_through_processes_equal_the_whole_model(bert: Path) -> None:
     whole = WholeModel(bert)
     texts = [f"request number {i}" for i in range(24)]

@@ -141,6 +141,7 @@ def asking(url: str, expected: Any, times: int) -> Iterator[list[BaseException]]
         thread.join()
 
 
+@pytest.mark.slow
 def test_grouped_functions_answer_the_same(bert: Path) -> None:
     with LocalPipeline(bert, max_functions=4) as pipeline:
         assert len(pipeline.workers) == 3

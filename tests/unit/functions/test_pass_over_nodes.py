@@ -34,6 +34,7 @@ def counted(pipeline: LocalPipeline, name: str, **labels: str) -> float:
     return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "transfer"),
     some_fast(
@@ -99,6 +100,7 @@ def test_statistics_are_those_of_the_routing_and_of_where_it_went(bert: Path) ->
     assert counts["fullest_experts"] == activated.max(axis=1).tolist()
 
 
+@pytest.mark.slow
 def test_without_nodes_nothing_is_said_of_machines(bert: Path) -> None:
     with LocalPipeline(bert, max_functions=3, environ={"smoe_transfer": "adaptive"}) as pipeline:
         ask(pipeline.url, {"inputs": TEXTS})

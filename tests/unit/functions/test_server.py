@@ -296,6 +296,7 @@ async def test_drain_stays_until_no_call_has_come_for_a_while(start: Any, monkey
     await asyncio.wait_for(drain, 100)
 
 
+@pytest.mark.slow
 async def test_drain_stays_without_a_call_while_who_passes_them_on_is_there(start: Any) -> None:
     there = True
     running = await start(echo(), settle_s=0.0, drain_s=1000.0, watched=lambda: there)

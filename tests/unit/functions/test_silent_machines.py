@@ -109,6 +109,7 @@ def test_a_call_to_a_machine_that_falls_silent_is_answered_by_another_one(
     story(told)
 
 
+@pytest.mark.slow
 async def test_a_replica_that_answers_late_is_waited_for(
     start: Any, caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +123,7 @@ async def test_a_replica_that_answers_late_is_waited_for(
     assert (caller.record.repeats, other.seen) == ([], [])
 
 
+@pytest.mark.slow
 async def test_a_replica_that_does_not_read_for_a_while_is_waited_for(
     start: Any, caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -180,6 +180,7 @@ def _fetch(address: str, cache: Path, opened: Path) -> None:
     Counting(cache, address, lambda words: None).fetch((NODE,))
 
 
+@pytest.mark.slow
 def test_replicas_that_start_at_once_fetch_each_file_once(store: Path, tmp_path: Path) -> None:
     (tmp_path / "opened").mkdir()
     fork = multiprocessing.get_context("fork")
@@ -225,6 +226,7 @@ async def test_a_wrong_file_keeps_the_pod_unready_with_the_reason_and_it_never_s
     assert error["message"]
 
 
+@pytest.mark.slow
 async def test_it_becomes_ready_by_itself_once_the_file_is_right(
     later: FunctionApp, store: Path, tmp_path: Path
 ) -> None:
@@ -235,6 +237,7 @@ async def test_it_becomes_ready_by_itself_once_the_file_is_right(
     assert call.status_code == 200
 
 
+@pytest.mark.slow
 async def test_a_volume_that_comes_later_is_waited_for(
     bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -169,6 +169,7 @@ async def test_callbacks_are_tried_again_with_pauses_and_a_bound(start: Starter)
         assert "smoe_async_callback_failures_total 1.0" in await running.metrics()
 
 
+@pytest.mark.slow
 async def test_a_receiver_that_trickles_has_one_deadline_for_the_whole_answer(start: Starter) -> None:
     async def trickle(seen: FakeRequest, connection: FakeConnection) -> None:
         connection.write(b"HTTP/1.1 200 OK\r\nx-slow: ")
@@ -257,6 +258,7 @@ async def test_a_reply_too_large_for_a_callback_is_given_up(start: Starter, rece
         await running.until(lambda: not running.replicas()[0].connections)
 
 
+@pytest.mark.slow
 async def test_replies_that_are_collected_count_in_the_total_of_all_bodies(start: Starter, receiver: Receiver) -> None:
     gate = asyncio.Event()
 

@@ -97,6 +97,7 @@ async def test_slow_receivers_at_many_ports_of_a_host_leave_places_to_one_that_a
         one.end()
 
 
+@pytest.mark.slow
 async def test_slow_receivers_of_many_hosts_leave_places_to_one_that_is_new(start: Starter) -> None:
     slow, good = await receiver(), await receiver("good", echo)
     async with start(callback_timeout_s=1000.0, drain_s=0.1) as running:

@@ -163,6 +163,7 @@ async def test_bodies_beyond_the_buffer_are_streamed_whole(start: Starter, chunk
         assert framing.items() <= seen.headers.items()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("buffer_bytes", [10, 10_000])
 async def test_bodies_over_the_limit_are_413(start: Starter, buffer_bytes: int) -> None:
     async with start(max_body_bytes=1000, buffer_bytes=buffer_bytes) as running:

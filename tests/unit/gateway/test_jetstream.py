@@ -123,6 +123,7 @@ async def test_a_call_that_its_gateway_could_not_finish_is_run_by_another(
         assert (await receiver.next()).headers["x-function-status"] == "200"
 
 
+@pytest.mark.slow
 async def test_a_call_of_a_gateway_that_is_heard_no_more_is_run_by_another(
     tmp_path: Path, server: Nats, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,6 +92,7 @@ def gateway_bytes() -> int:
     return int(subprocess.check_output([sys.executable, "-c", script])) * 1024
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", shipped_limits())
 def test_all_that_is_held_fits_the_shipped_pod_beside_the_gateway_itself(limit: int) -> None:
     usual = GatewaySettings

@@ -108,6 +108,7 @@ async def test_where_no_thread_can_start_the_next_look_up_still_has_a_place(
     assert await address(names, "h.test") == ("192.0.2.7", 81)
 
 
+@pytest.mark.slow
 def test_a_process_ends_while_names_are_looked_up() -> None:
     program = """
 import asyncio, threading

@@ -90,6 +90,7 @@ async def test_where_all_connections_have_calls_health_and_metrics_are_answered(
         assert (await running.call("GET", "/function/f")).status == 200
 
 
+@pytest.mark.slow
 async def test_a_body_that_trickles_is_408_and_one_that_brings_enough_goes_on(start: Starter, begun: Begun) -> None:
     window_s = 0.1
     async with start(read_timeout_s=window_s) as running:

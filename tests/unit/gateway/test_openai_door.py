@@ -70,6 +70,7 @@ async def test_what_cannot_be_routed_gets_openais_error(
     assert error["message"]
 
 
+@pytest.mark.slow
 async def test_a_body_without_room_is_the_servers_error_and_not_the_requests(tmp_path: Path) -> None:
     async with gateway_on(tmp_path, held_bytes=4096) as running:
         answer = await running.call("POST", "/v1/completions", b" " * 5000)

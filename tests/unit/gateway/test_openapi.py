@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from importlib import resources
 from typing import Any
 
+import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
@@ -26,6 +27,7 @@ def test_the_file_and_the_application_have_the_same_routes(served: Served) -> No
     assert described == served.running.gateway.served()
 
 
+@pytest.mark.slow
 async def test_the_file_is_served_without_a_password_as_it_is(running: Running) -> None:
     assert DOCUMENT["info"]["version"] == __version__
     answer = await running.call("GET", "/openapi.yaml")

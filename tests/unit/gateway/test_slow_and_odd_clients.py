@@ -262,6 +262,7 @@ def test_no_bytes_bring_the_gateway_down(served: Served, pieces: list[bytes]) ->
     assert served.session.get(f"http://{served.running.address}/healthz", timeout=TIMEOUT_S).text == "OK"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/function/f", "/v1/completions"])
 async def test_bodies_of_all_calls_together_are_bounded_and_room_comes_back(start: Starter, path: str) -> None:
     async with start(held_bytes=1500, read_timeout_s=TIMEOUT_S) as running:

@@ -50,6 +50,7 @@ def test_a_load_is_due_at_its_rate_or_at_its_times() -> None:
     assert given.follows_times and given.due_s(1) == 3 and given.due_s(2) == float("inf")
 
 
+@pytest.mark.slow
 def test_each_request_of_given_times_is_sent_once_and_then_nothing_more(tmp_path: Path) -> None:
     asked: list[bytes] = []
     all_here = threading.Event()

@@ -81,6 +81,7 @@ def test_all_stands_for_the_opponents(
     assert grids[0].policies == expected and (grids[0].world, grids[0].relative_slo) == ("cores-only", 1.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [

@@ -102,6 +102,7 @@ def test_what_cannot_be_simulated_is_refused(asked: list[str], more: list[str], 
     assert result.exit_code != 0 and sentence in str(result.exception or "") + result.output
 
 
+@pytest.mark.slow
 def test_a_policy_that_fails_in_every_window_is_counted_and_ends_the_command(asked: list[str], tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from autoscaler.own_policy import per_function\n\ndef rule(row, window):\n    return 1 / 0\n\n"

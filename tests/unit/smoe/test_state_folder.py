@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner
 
 from gateway.client.client import GatewayClient
@@ -39,6 +40,7 @@ def test_a_gateway_that_has_to_be_killed_is_not_reported_as_stopped(tmp_path: Pa
     assert (ended.exit_code, "was killed" in ended.output) == (1, True)
 
 
+@pytest.mark.slow
 def test_down_waits_until_the_process_has_gone_and_not_only_its_file(tmp_path: Path) -> None:
     """A gateway takes its file away before its ports are free."""
     program = (

@@ -313,6 +313,7 @@ def test_a_token_trace_is_sent_as_streamed_completions(
         assert {"ttft_s", "tpot_s", "prompt_tokens", "max_tokens"} <= set(next(csv.reader(file)))
 
 
+@pytest.mark.slow
 async def test_an_answer_that_never_ends_is_over_at_the_deadline_although_tokens_keep_coming() -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()

@@ -77,6 +77,7 @@ def test_describe_counts_and_plots(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_chosen_clips_are_written_pictured_and_described_the_same(tmp_path: Path) -> None:
     picture = tmp_path / "clips.png"
     result = call(

@@ -40,6 +40,7 @@ def burst(count: int, gap_s: float = 0.0) -> object:
     return make_trace([i * gap_s for i in range(count)], duration_s=max(1.0, count * gap_s), source="test")
 
 
+@pytest.mark.slow
 async def test_every_arrival_is_sent_once_with_its_text_and_answered() -> None:
     seen: list[tuple[str, str]] = []
 
@@ -76,6 +77,7 @@ async def test_the_loop_stays_open_while_no_answer_has_come() -> None:
     assert result.summary["ok"] == 60 and result.summary["peak_in_flight"] == 60
 
 
+@pytest.mark.slow
 async def test_failures_are_distinguished() -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         text = (await request.json())["inputs"]
@@ -156,6 +158,7 @@ async def test_connections_are_bounded_and_waiting_for_one_is_on_record() -> Non
     assert result.summary["from_schedule_s"]["max"] > result.summary["latency_s"]["p50"]
 
 
+@pytest.mark.slow
 async def test_without_a_free_connection_a_request_is_given_up_unsent() -> None:
     async def handler(request: web.Request) -> web.Response:
         await asyncio.Event().wait()
@@ -168,6 +171,7 @@ async def test_without_a_free_connection_a_request_is_given_up_unsent() -> None:
     assert all((record.sent_s is None) == (record.outcome == "no_connection") for record in result.records)
 
 
+@pytest.mark.slow
 async def test_a_stop_ends_with_the_records_so_far() -> None:
     stop = asyncio.Event()
 

@@ -144,6 +144,7 @@ def test_the_command_names_parts_and_dispersions_and_writes_the_hours(data: Path
     assert "expected" in shown and "profile" in shown and "…" not in shown
 
 
+@pytest.mark.slow
 def test_two_hours_of_a_function_with_a_long_name_are_two_files(data: Path, tmp_path: Path) -> None:
     (hour,) = choose_hours("bursty", 20.0, "train", 1, data=data)
     named = replace(hour, table=replace(hour.table, names=["f" * 64 for _ in hour.table.names]))

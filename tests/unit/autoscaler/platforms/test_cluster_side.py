@@ -193,6 +193,7 @@ def lost_call(kubeconfig: Path, folder: Path) -> str:
     return str(done.exception)
 
 
+@pytest.mark.slow
 def test_counted_ticks_end_where_no_cluster_can_be_reached_to_lead(
     double: Running, kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +204,7 @@ def test_counted_ticks_end_where_no_cluster_can_be_reached_to_lead(
     assert "at http://127.0.0.1:9 failed" in sentence
 
 
+@pytest.mark.slow
 def test_counted_ticks_end_where_another_controller_keeps_the_lease(
     double: Running, kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,6 +294,7 @@ def test_a_watched_policy_keeps_its_name_and_hpa_stands_behind_it(tmp_path: Path
     assert isinstance(controller.policy, FallbackPolicy) and controller.policy.name == "static"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "watched"),
     [

@@ -53,6 +53,7 @@ def both(double: Running) -> None:
         put(double, spec(function, namespace=TEAM))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("reported", "ends_with"), [(TEAM, (3, 3)), (NAMESPACE, (1, 1))])
 def test_a_controller_scales_its_namespace_by_the_numbers_of_its_own_functions(
     double: Running, platforms: Platforms, both: None, reported: str, ends_with: tuple[int, int]

@@ -51,6 +51,7 @@ def bare(document: dict[str, Any]) -> dict[str, Any]:
     return {**document, "metadata": metadata}
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(50))
 @given(st.lists(objects(), max_size=4))
 def test_whatever_an_object_holds_nothing_but_its_managed_fields_is_cut(items: list[dict[str, Any]]) -> None:

@@ -49,6 +49,7 @@ def without(double: Running, missing: str) -> None:
     double.set(grants={"anonymous": [reads, {"apiGroups": groups, "resources": written, "verbs": ["patch"]}]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("missing", "desired"),
     some_fast([("deployments/scale", configuration(4)), ("deployments", BIG)], 1),

@@ -25,6 +25,7 @@ def small_node(double: Running, memory: str) -> None:
     double.do(lambda: double.cluster.nodes.update({"node-1": Node({"cpu": "32", "memory": memory})}))
 
 
+@pytest.mark.slow
 def test_replicas_that_no_node_takes_are_waited_for_and_then_taken_back_and_tried_again_later(
     double: Running, stories: Stories
 ) -> None:

@@ -70,6 +70,7 @@ def test_pods_that_end_for_ever_are_waited_for_three_times_as_long(double: Runni
     assert seconds_until(story, 1, {4}) == pytest.approx(180.0, abs=2 * TICK_S)
 
 
+@pytest.mark.slow
 def test_the_scheduler_has_a_minute_after_the_last_pod_has_ended(double: Running, stories: Stories) -> None:
     story = held(double, stories)
     kill_all(double)
@@ -101,6 +102,7 @@ def test_pods_of_other_functions_that_end_count_and_those_without_a_node_do_not(
     assert not story.platform.cluster.known.pods_end()
 
 
+@pytest.mark.slow
 def test_what_was_taken_back_for_want_of_room_comes_again_under_a_policy_that_holds_what_there_is(
     double: Running, stories: Stories
 ) -> None:

@@ -150,6 +150,7 @@ def test_a_late_answer_does_not_bring_back_an_object_that_was_replaced_by_anothe
     found.close()
 
 
+@pytest.mark.slow
 def test_what_a_second_list_finds_unchanged_stays_the_same_object() -> None:
     script = Script([])
     found = WatchCache(script, lambda document: document, time.monotonic)
@@ -196,6 +197,7 @@ def test_a_version_that_a_server_refuses_again_and_again_is_given_up(
     assert script.lists == (2 if failures == cache.RELISTS_AFTER else 1)
 
 
+@pytest.mark.slow
 def test_a_watch_that_breaks_once_in_a_while_goes_on_from_its_version() -> None:
     steps: list[list[Event] | Exception] = [UnreachableError("broke off"), []] * cache.RELISTS_AFTER
     script, found = simulated(*steps)  # on a clock on which each of them lived

@@ -30,6 +30,7 @@ def call(trace: Path, *more: str) -> Result:
     return CliRunner().invoke(bound, ["--workload", "bert-4", "--trace", str(trace), "--window", "3", *more])
 
 
+@pytest.mark.slow
 def test_json_has_every_window_and_meter_with_bound_below_choice(trace: Path) -> None:
     found: dict[str, Any] = json.loads(call(trace, "--json").stdout)
     assert found["simulated"] and found["latency"].startswith("modelled (roofline)")

@@ -192,6 +192,7 @@ def measured_making(pipeline: Path, name: str) -> Making:
     return Making(settings, topology, LimitSettings(space=ConfigurationSpace(gpu_shares=())), PRICES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some_fast(["staffing", "last-window"], 1))
 def test_where_no_model_is_named_it_plans_with_this_trees_profile(minilm_pipeline: Path, name: str) -> None:
     policy: Any = make_policy(measured_making(minilm_pipeline, name))

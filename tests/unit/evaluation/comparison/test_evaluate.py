@@ -106,6 +106,7 @@ def test_several_processes_find_the_same_as_one(grid: Grid, summaries: list[dict
     assert [{key: value for key, value in found.items() if key not in timing} for found in parallel] == plain
 
 
+@pytest.mark.slow
 def test_the_report_holds_every_run(grid: Grid, out: Path, summaries: list[dict[str, Any]]) -> None:
     paths = write_report(grid, summaries, out)
     assert len(paths.csv.read_text().splitlines()) == 1 + 4
@@ -127,6 +128,7 @@ def test_the_costs_of_the_burstiest_pattern_are_drawn(summaries: list[dict[str, 
     assert both.read_bytes() == alone.read_bytes()
 
 
+@pytest.mark.slow
 def test_every_result_says_what_its_seconds_are_of_and_shows_costs_and_decision_times(
     grid: Grid, out: Path, summaries: list[dict[str, Any]]
 ) -> None:
@@ -167,6 +169,7 @@ def test_groups_in_which_the_slo_does_not_bind_have_no_part_in_that_meters_costs
     assert {row.over_bound["busy"] for row in rows(none)} == {None}
 
 
+@pytest.mark.slow
 def test_every_window_is_in_a_table_with_its_costs_and_its_decisions_seconds(
     grid: Grid, out: Path, summaries: list[dict[str, Any]]
 ) -> None:
@@ -335,6 +338,7 @@ def test_another_actor_is_another_run(grid: Grid, tmp_path: Path, monkeypatch: p
     assert asked == [("bert-4", "provisioned")] * 2 + [("bert-4", "busy")]
 
 
+@pytest.mark.slow
 def test_a_policy_that_cannot_serve_a_workload_is_left_out_with_the_reason(
     grid: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

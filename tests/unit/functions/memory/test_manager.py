@@ -212,6 +212,7 @@ async def test_regions_are_held_reported_and_released_over_http(tmp_path: Path) 
         assert (await call(one.address, "/release", {"names": [REGION.name]}, "secret"))[1] == {"freed": len(CONTENT)}
 
 
+@pytest.mark.slow
 async def test_when_a_peer_fails_nothing_is_under_way_any_more_and_the_disk_takes_over_at_once(tmp_path: Path) -> None:
     names = [f"p/{number}.bin" for number in range(9)]
     async with node(tmp_path, "a", Breaks(7)) as broken, node(tmp_path, "b") as target:

@@ -330,6 +330,7 @@ async def test_a_resize_that_waits_is_noted(double: Running, backends: Backends)
     assert len(backend.get("f", DEFAULT_NAMESPACE).ready) == 1  # it serves on with what it had
 
 
+@pytest.mark.slow
 async def test_followed_logs_go_on_with_replicas_that_come_later(double: Running, backends: Backends) -> None:
     backend = await backends()
     await deployed(backend)

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from typing import Any, cast
 
+import pytest
+
 from gateway.backends.kubernetes.api import Api, Object, UnreachableError
 from gateway.backends.kubernetes.informer import Informer
 from gateway.backends.kubernetes.settings import KubernetesSettings
@@ -61,6 +63,7 @@ async def test_a_list_that_broke_off_leaves_objects_and_version_as_they_were() -
     assert (list(cache.objects), set(api.watched)) == (["a"], {"1"})
 
 
+@pytest.mark.slow
 async def test_watches_that_end_at_once_are_opened_again_after_pauses() -> None:
     api = BrokenApi({"": page("1", "a")})
     cache = informer(api, first_wait_s=0.2)

@@ -123,6 +123,7 @@ def resizes(double: Running) -> int:
     return sum(call.resource == "pods/resize" for call in double.api.calls)
 
 
+@pytest.mark.slow
 async def test_another_gateway_leaves_what_one_has_activated_and_takes_back_what_one_that_is_gone_had(
     double: Running, backends: Backends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,6 +251,7 @@ def test_a_note_that_cannot_be_read_or_has_no_end_is_nobodys(text: str, note: st
     assert standbys.Note.of({"metadata": {}}, 1000.0) == standbys.Note("", 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [ApiError("PATCH f-0", 500, "no"), ValueError("no")], ids=["refused", "unexpected"])
 async def test_pods_of_several_functions_are_kept_at_the_same_time_and_one_that_cannot_be_holds_up_no_other(
     double: Running,
@@ -336,6 +338,7 @@ async def test_of_a_function_with_a_gpu_share_controller_and_gateway_count_no_st
     await until_so(lambda: [state.desired_replicas for state in backend.list()] == [3])
 
 
+@pytest.mark.slow
 async def test_a_controller_orders_standbys_and_leaves_their_requests_to_the_gateway(
     double: Running, backends: Backends, platforms: Platforms
 ) -> None:

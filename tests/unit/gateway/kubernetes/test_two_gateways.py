@@ -64,6 +64,7 @@ async def test_of_two_creates_in_one_moment_one_wins_and_the_other_is_refused(
     assert nth >= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [OTHER, LIVE], ids=["roll-out first", "live first"])
 @pytest.mark.parametrize("second", [replace(OTHER, image="smoe/function:3"), LIVE], ids=["roll-out", "live"])
 async def test_of_two_updates_in_one_moment_one_stays_whole(

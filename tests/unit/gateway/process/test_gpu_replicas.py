@@ -58,6 +58,7 @@ def share(name: str, tenths: int, **fields: Any) -> FunctionSpec:
     return spec(name, limits={"nvidia.com/gpu": str(tenths)}, **fields)
 
 
+@pytest.mark.slow
 async def test_a_replica_gets_its_gpu_and_its_share_in_its_environment_and_others_get_nothing(with_gpus: Gpus) -> None:
     async with with_gpus(A) as backend:
         await backend.create(share("f", 3, env_vars={"CUDA_VISIBLE_DEVICES": "GPU-of-others"}), 1)
@@ -79,6 +80,7 @@ async def test_a_machine_without_gpus_refuses_shares(with_gpus: Gpus) -> None:
             await backend.create(share("f", 1), 1)
 
 
+@pytest.mark.slow
 async def test_what_does_not_fit_is_refused_and_the_function_stays_as_it_was(with_gpus: Gpus) -> None:
     async with with_gpus(A) as backend:
         await backend.create(share("f", 4), 2)

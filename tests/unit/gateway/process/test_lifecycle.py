@@ -29,6 +29,7 @@ from tests.unit.gateway.process.conftest import (
 )
 
 
+@pytest.mark.slow
 async def test_replicas_start_serve_and_are_gone_after_close(running: Starter) -> None:
     async with running() as backend:
         await backend.create(spec("f", env_vars={"colour": "red"}), 2)
@@ -46,6 +47,7 @@ async def test_replicas_start_serve_and_are_gone_after_close(running: Starter) -
     assert not any(alive(pid) for pid in [*pids, parent])
 
 
+@pytest.mark.slow
 async def test_replicas_do_not_see_the_environment_of_the_gateway(
     running: Starter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,6 +86,7 @@ async def test_scaling_to_zero_and_back(backend: ProcessBackend) -> None:
     assert state.restarts == 0
 
 
+@pytest.mark.slow
 async def test_draining_loses_no_call_in_flight(backend: ProcessBackend) -> None:
     await backend.create(spec("f", env_vars={"slow_s": "0.5"}), 2)
     state = await until(backend, "f", ready(2))
@@ -238,6 +241,7 @@ async def test_what_waits_for_a_warm_parent_that_cannot_come_back_holds_up_no_en
             await backend.close()
 
 
+@pytest.mark.slow
 async def test_a_replica_whose_start_fails_in_any_way_is_started_again(
     running: Starter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,6 +291,7 @@ async def test_a_healthy_replica_survives_a_false_report(backend: ProcessBackend
     assert (await ask_json(before.address))["pid"] == before.pid
 
 
+@pytest.mark.slow
 async def test_a_silent_replica_is_killed_after_several_probes(running: Starter) -> None:
     async with running(probe_interval_s=0.05, probe_timeout_s=0.05, probe_failures=2) as backend:
         await backend.create(spec("f"), 1)
@@ -297,6 +302,7 @@ async def test_a_silent_replica_is_killed_after_several_probes(running: Starter)
         assert any("health probes" in text for text in await log_texts(backend, "f"))
 
 
+@pytest.mark.slow
 async def test_deleting_ends_the_processes_and_the_name_is_free_at_once(backend: ProcessBackend) -> None:
     await backend.create(spec("f", env_vars={"slow_s": "0.3"}), 1)
     first = (await until(backend, "f", ready(1))).ready[0]

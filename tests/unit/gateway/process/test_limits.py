@@ -43,6 +43,7 @@ def limits_seen(backend: ProcessBackend, name: str) -> tuple[int, float]:
     return int((folder / "memory.max").read_text()), int(quota_text) / int(period_text)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("enforced")
 async def test_limits_change_live_in_the_kernel_without_a_restart(running: Starter) -> None:
     async with running(cpu_scale=0.5) as backend:
@@ -86,6 +87,7 @@ async def test_a_memory_limit_below_use_waits_and_kills_nobody(running: Starter)
     assert any("memory use fits now" in text for text in texts)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("enforced")
 async def test_cgroups_are_gone_after_close(running: Starter) -> None:
     async with running() as backend:
@@ -130,6 +132,7 @@ async def usage_of(backend: ProcessBackend) -> Usage:
     return next(iter(backend.usage("f", NAMESPACE).values()), Usage(None, None, None))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use_cgroups", [True, False])
 async def test_usage_is_measured_with_and_without_cgroups(running: Starter, use_cgroups: bool) -> None:
     async with running(use_cgroups=use_cgroups, usage_interval_s=0.05) as backend:

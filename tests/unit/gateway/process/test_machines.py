@@ -84,6 +84,7 @@ def test_repeated_steps_end_with_every_replica_in_its_place(seen: list[Member], 
     assert all(one.generation == 1 for one in seen)
 
 
+@pytest.mark.slow
 async def test_a_replica_moves_to_another_machine_without_a_moment_in_which_none_is_ready(running: Starter) -> None:
     async with running(machines=("a", "b")) as backend:
         await backend.create(spec("echo"), 1)
@@ -98,6 +99,7 @@ async def test_a_replica_moves_to_another_machine_without_a_moment_in_which_none
         assert (await ask_json(state.ready[0].address))["environ"]["smoe_machine"] == "b"
 
 
+@pytest.mark.slow
 async def test_an_update_that_changes_the_placement_sets_the_number_of_replicas(running: Starter) -> None:
     async with running(machines=("a", "b")) as backend:
         await backend.create(spec("echo"), 2)
@@ -112,6 +114,7 @@ async def test_an_update_that_changes_the_placement_sets_the_number_of_replicas(
         assert (await until(backend, "echo", ready(1))).desired_replicas == 1
 
 
+@pytest.mark.slow
 async def test_memory_folders_go_with_the_gateway(running: Starter, tmp_path: Path) -> None:
     async with running(machines=("a",), memory_root=tmp_path) as backend:
         assert backend.machines is not None

@@ -74,6 +74,7 @@ async def test_a_daemon_that_died_is_started_again(state: Path, control: str) ->
     await mps.close()
 
 
+@pytest.mark.slow
 async def test_who_gives_up_within_the_start_leaves_it_to_the_next(state: Path, control: str) -> None:
     mps = made(state, control)
     first = asyncio.ensure_future(mps.ready())
@@ -88,6 +89,7 @@ async def test_who_gives_up_within_the_start_leaves_it_to_the_next(state: Path, 
     await mps.close()
 
 
+@pytest.mark.slow
 async def test_a_daemon_goes_even_when_the_gateway_is_killed(state: Path, control: str) -> None:
     program = (
         "import asyncio, pathlib, sys\nfrom gateway.backends.process.gpu.mps import Mps\n"
@@ -123,6 +125,7 @@ async def test_a_daemon_that_runs_is_used_and_left_running(state: Path, control:
         other.wait()
 
 
+@pytest.mark.slow
 async def test_what_a_killed_daemon_left_behind_is_not_taken_for_one(state: Path, control: str) -> None:
     theirs = state / "theirs"
     theirs.mkdir()

@@ -177,6 +177,7 @@ def test_exchanges_go_on_in_turn() -> None:
     assert again == ["b", "c"]  # both are asked; who begins takes the turn
 
 
+@pytest.mark.slow
 async def test_not_all_functions_are_exchanged_at_once(running: Starter) -> None:
     async with running(exchanges=1) as backend:
         names = ("a", "b", "c")

@@ -34,6 +34,7 @@ STARTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit", "boost", "starting"), some_fast(STARTS, 2))
 async def test_a_replica_that_starts_has_the_boost_or_its_own_limit_where_that_is_more(
     running: Starter, limit: str, boost: float, starting: float | None

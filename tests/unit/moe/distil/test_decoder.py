@@ -86,6 +86,7 @@ def test_the_means_of_experts_that_a_token_does_not_use_stay(dense: DenseDecoder
         assert left.mean(0).norm() < 0.05 * left.norm(dim=1).mean()
 
 
+@pytest.mark.slow
 def test_training_a_layer_lowers_its_loss(dense: DenseDecoder, ids: torch.Tensor) -> None:
     recipe = replace(RECIPE, rounds=40, rate=1e-3)  # at 1e-2 the loss rises or falls, by the processor's rounding
     losses = train_layer(mixture(dense, ids), dense, 1, states_of(dense, ids, 1), recipe)

@@ -54,6 +54,7 @@ def test_the_first_biases_help_a_student_that_drops_experts(dense: DenseEncoder)
         assert float(helped) < float(loss_of(student(batch), teacher, batch.attended, RECIPE)[0])
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss(dense: DenseEncoder) -> None:
     student, work = student_of(dense, top_k=2), batches(texts(), RECIPE, 0)
     steps = train(student, dense, work, RECIPE)

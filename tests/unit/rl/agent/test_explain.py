@@ -82,6 +82,7 @@ def test_every_configuration_shown_is_allowed_and_their_number_is_that_of_eq_2(n
         assert row.allowed == sum(sizes) * len(space.resources) * len(space.concurrencies)
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_fresh_window_as_json(stored: Path) -> None:
     command = ["explain", "--workload", "bert-4", "--window", "1", "--mean-rps", "2", "--actor", str(stored)]
     result = CliRunner().invoke(cli, [*command, "--layer", "3", "--json"])
@@ -172,6 +173,7 @@ def logged_by_controller(folder: Path, manifest: Path, now_s: float = 1000.0, **
     return folder
 
 
+@pytest.mark.slow
 def test_the_limits_of_a_stored_decision_are_the_controllers(tmp_path: Path) -> None:
     capacity = tmp_path / "capacity.toml"
     capacity.write_text("cores = 40.0\nmemory_mb = 9000.0\n")
@@ -203,6 +205,7 @@ def test_policy_settings_of_a_log_are_those_of_its_time(tmp_path: Path) -> None:
     assert making_of_log(folder).whole_table() == {"burst": {"standbys": 2}}
 
 
+@pytest.mark.slow
 def test_of_a_log_of_two_pipelines_the_one_that_is_named_is_taken(tmp_path: Path) -> None:
     first, second = write_pipeline(tmp_path / "first"), write_pipeline(tmp_path / "second", "other")
     for now_s, manifest in ((1000.0, first), (2000.0, second)):
@@ -213,6 +216,7 @@ def test_of_a_log_of_two_pipelines_the_one_that_is_named_is_taken(tmp_path: Path
         making_of_log(tmp_path / "log", write_pipeline(tmp_path / "third", "third"))
 
 
+@pytest.mark.slow
 def test_a_log_of_another_policy_is_explained_by_an_actor_that_is_named(tmp_path: Path, stored: Path) -> None:
     folder = logged_by_controller(tmp_path / "log", write_pipeline(tmp_path / "m"))
     with pytest.raises(NetworkError, match="is of the policy static"):

@@ -33,6 +33,7 @@ def taken(batch: Batch, actions: Tensor) -> Tensor:
     return (needs(amounts_of(batch.space), actions) * batch.space.mask[..., None]).sum((1, 2))
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(25))
 @given(limits=st.tuples(st.floats(1, 12), st.floats(64, 1600), st.floats(0, 40)), seed=st.integers(0, 99))
 def test_the_arg_max_under_limits_is_that_of_all_configurations_within_them(

@@ -66,6 +66,7 @@ def test_a_start_keeps_the_slo_in_the_first_windows_and_is_found_again_in_the_ca
     assert p95_s <= work.workload.slo_s
 
 
+@pytest.mark.slow
 def test_the_reference_is_one_number_a_workload_in_proportion_to_the_window() -> None:
     one = workload()
     assert steady_cost(one, "provisioned", 10.0) == pytest.approx(steady_cost(one, "provisioned", 30.0) / 3)

@@ -32,6 +32,7 @@ def made(**more: Any) -> PipelineEnv:
     return found
 
 
+@pytest.mark.slow
 def test_gymnasium_s_checker_passes() -> None:
     check_env(made(), skip_render_check=True)
 
@@ -52,6 +53,7 @@ def trajectory(seed: int, steps: int = 24) -> tuple[list[float], list[Any]]:
     return rewards, seen
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_trajectory_and_another_seed_another() -> None:
     first, second, other = trajectory(3), trajectory(3), trajectory(4)
     assert first[0] == second[0] != other[0]

@@ -121,6 +121,7 @@ def test_the_provisioned_cost_is_known_from_the_action_alone() -> None:
         np.testing.assert_allclose(outcome.provisioned, expected, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_requests_that_wait_beyond_lambda_count_with_their_age() -> None:
     one = episode(rps=40.0)
     slow = np.zeros((12, 4, 4), dtype=np.int16)

@@ -63,6 +63,7 @@ def test_features_of_configurations_are_these_configurations(env: Stepwise, seed
     assert np.array_equal(env.positions(features.ravel()), positions.ravel())
 
 
+@pytest.mark.slow
 def test_what_the_policy_predicts_is_the_arg_max_of_the_layer(env: Stepwise) -> None:
     agent = agent_of(env)
     observed, _ = env.reset(seed=1)

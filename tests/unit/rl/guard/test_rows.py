@@ -13,6 +13,7 @@ from benchmarks.guard import __main__ as guard
 from benchmarks.guard.runs import RunSettings
 
 
+@pytest.mark.slow
 def test_rows_of_other_settings_are_run_again_and_both_stay_in_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,6 +82,7 @@ def test_a_run_ends_the_same_every_time_and_hpa_under_another_seed_near_itself()
     assert again != first and again.cost == pytest.approx(first.cost, rel=0.2)
 
 
+@pytest.mark.slow
 def test_a_constant_costs_its_replicas_and_what_its_standbys_did(world: Prepared) -> None:
     run = outcome_of(world, CONSTANT, SETTINGS)
     seconds, start, prices = run.windows * SETTINGS.window_s, world.start, world.workload.prices
@@ -96,6 +97,7 @@ def test_the_guard_is_the_products_and_watches_where_it_is_asked_to(world: Prepa
     assert policy_for(world, CONSTANT, SETTINGS).name == "hpa"
 
 
+@pytest.mark.slow
 def test_call_times_that_are_far_off_put_hpa_in_charge_of_a_learnt_policy(
     world: Prepared,
 ) -> None:

@@ -41,6 +41,7 @@ ROWS = [
 ]
 
 
+@pytest.mark.slow
 def test_shares_and_causes_of_all_worlds() -> None:
     totals = summed_up(ROWS, "staffing")
     assert (totals["worse"], totals["worse_share"], totals["causes"]) == (2, 0.5, {"cost": 1, "over λ": 1})

@@ -42,6 +42,7 @@ def test_prices_are_a_third_to_three_times_the_papers() -> None:
     assert 1 / 3 <= factors.min() < 0.4 and 2.7 < factors.max() <= 3
 
 
+@pytest.mark.slow
 def test_a_prepared_world_fits_its_cluster_and_is_planned_with_the_profiles_call_times() -> None:
     world = prepared(1, 120.0)
     workload, planned, start = world.workload, world.planned, world.start

@@ -183,6 +183,7 @@ def test_experts_that_are_to_have_no_standbys_get_none_however_much_work_there_i
     assert {one.burst is None for one in on_cores} == {sleep_s == 60.0}
 
 
+@pytest.mark.slow
 def test_what_the_work_asks_for_stays_within_the_cluster() -> None:
     """Replicas that always run come first, standbys have what is left; in a full cluster nothing is added."""
     free, _ = staffed(4.5, VALUES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from rl.staffing.action import action_of
@@ -26,6 +27,7 @@ class Planted(torch.nn.Module):
         return Judgement(costs, torch.full((len(actions),), self.risk))
 
 
+@pytest.mark.slow
 def test_the_mean_cost_counts_and_the_larger_risk() -> None:
     model = stepped(3)
     model.judges.qf0, model.judges.qf1 = Planted(1.0), Planted(5.0)  # type: ignore[assignment]
@@ -35,6 +37,7 @@ def test_the_mean_cost_counts_and_the_larger_risk() -> None:
     assert expected.tolist() == [3.0 * experts + 5.0] * 4
 
 
+@pytest.mark.slow
 def test_both_critics_learn() -> None:
     model = stepped(3)
     before = [[value.detach().clone() for value in critic.parameters()] for critic in model.judges.both]
@@ -43,6 +46,7 @@ def test_both_critics_learn() -> None:
         assert any(not torch.equal(now, then) for now, then in zip(critic.parameters(), values, strict=True))
 
 
+@pytest.mark.slow
 def test_labels_are_the_rule_that_the_critics_expect_to_cost_least() -> None:
     model, best = stepped(3), action_of(RULES[13])
     model.judges.qf0, model.judges.qf1 = Planted(0.0, best), Planted(0.0, best)  # type: ignore[assignment]

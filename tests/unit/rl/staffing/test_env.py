@@ -44,6 +44,7 @@ def actions(values: dict[str, float], priority: float = 0.0) -> np.ndarray:
     return np.tile(np.append(action_of(values), np.float32(priority)), 4)
 
 
+@pytest.mark.slow
 def test_gymnasiums_own_checker_passes() -> None:
     check_env(StaffingEnv(episodes()), skip_render_check=True)
 

@@ -55,6 +55,7 @@ def stepped(count: int = 6) -> StaffingDDPG:
     return model
 
 
+@pytest.mark.slow
 def test_the_replay_holds_what_every_window_cost_and_risked() -> None:
     buffer = stepped().replay_buffer
     assert isinstance(buffer, OutcomeBuffer)

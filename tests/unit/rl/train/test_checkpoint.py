@@ -47,6 +47,7 @@ def batch() -> Batch:
     return Batch.of(world.space(), [world.state_of(rng.uniform(0.1, 1, 2)) for _ in range(16)])
 
 
+@pytest.mark.slow
 def test_same_seed_same_weights_and_another_seed_others() -> None:
     agents = [agent_of(0), agent_of(0), agent_of(1)]
     for agent in agents:

@@ -55,6 +55,7 @@ def test_without_public_traces_validation_is_of_arrivals_that_training_never_see
     assert note.startswith("no public traces here: training and validation hours are both synthetic")
 
 
+@pytest.mark.slow
 def test_each_workload_is_heard_of_when_its_clips_are_chosen(tmp_path: Path, unserved: set[tuple[str, str]]) -> None:
     unserved |= {("gpt2-4", pattern) for pattern in REPLAYED_PATTERNS}
     heard: list[tuple[str, int]] = []
@@ -71,6 +72,7 @@ def test_with_public_traces_there_is_nothing_to_note(
     assert validator.notes() == []
 
 
+@pytest.mark.slow
 def test_a_workload_whose_slo_nothing_keeps_is_left_out_and_named(
     tmp_path: Path, unserved: set[tuple[str, str]]
 ) -> None:
@@ -95,6 +97,7 @@ def test_a_pattern_that_nothing_keeps_is_left_out_and_named(tmp_path: Path, unse
     assert len(judged.clips) == 2 * len(REPLAYED_PATTERNS) - 1
 
 
+@pytest.mark.slow
 def test_with_no_workload_left_training_ends_with_what_would_help(
     tmp_path: Path, unserved: set[tuple[str, str]]
 ) -> None:

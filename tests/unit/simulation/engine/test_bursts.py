@@ -38,6 +38,7 @@ from tests.unit.simulation.engine.builders import (
 from tests.unit.simulation.engine.oracle import PipelineModel
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", some_fast(range(16)))
 def test_agrees_with_the_event_driven_model_while_standbys_come_and_go(seed: int) -> None:
     """With orders at window starts, CPU limits for odd seeds, and holds longer than a window or than nothing."""

@@ -259,6 +259,7 @@ def test_how_time_is_cut_into_windows_changes_nothing() -> None:
     assert not np.isnan(whole).any() and np.abs(whole - parts).max() <= 1e-9
 
 
+@pytest.mark.slow
 def test_a_quota_is_taken_when_what_a_core_holds_is_used_up_whatever_else_happens() -> None:
     """Few requests, so that periods end in the midst of calls with nothing in between; windows are such a thing."""
     model = Limited(scatter=Noise.lognormal(0.5), tick_s=0.002)

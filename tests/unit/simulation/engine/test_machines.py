@@ -178,6 +178,7 @@ def _random_configuration(generator: np.random.Generator) -> Configuration:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window_s", [0.05, 0.7])
 @pytest.mark.parametrize("rule", some_fast(["aebs", "local-first"], 1))
 def test_how_time_is_cut_into_windows_changes_no_latency(rule: Any, window_s: float) -> None:

@@ -26,6 +26,7 @@ def test_slowdowns_are_medians_of_ratios_within_a_repeat_and_at_least_one() -> N
     assert slowdown(turns, lambda turn: turn.wall_s) == (1.0, 1.0, 1.0, 1.0)
 
 
+@pytest.mark.slow
 def test_the_cpu_time_of_a_process_and_its_children_counts_work_and_not_waiting() -> None:
     begun_s = cpu_of(os.getpid())
     time.sleep(0.2)
@@ -43,6 +44,7 @@ def test_what_does_not_answer_is_refused_in_a_sentence() -> None:
         measure_interference(nobody, nobody, lambda: 0.0, 1)
 
 
+@pytest.mark.slow
 def test_the_command_compares_schedules_with_and_without_it() -> None:
     result = CliRunner().invoke(interference.main, ["--requests", "30"], env={"SMOE_TRACES": ""})
     assert result.exit_code == 0, result.output

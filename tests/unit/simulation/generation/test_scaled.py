@@ -125,6 +125,7 @@ def test_the_filter_follows_a_line() -> None:
     assert kalman([100.0 + 20 * at for at in range(30)]) == pytest.approx(700.0, rel=0.01)
 
 
+@pytest.mark.slow
 def test_the_command_prints_one_object() -> None:
     arguments = ["--periods", "0.2", "--seeds", "0", "--only", "planner,deadline; at the input,colocated 7"]
     result = CliRunner().invoke(planner.main, arguments)

@@ -34,6 +34,7 @@ def test_every_kind_of_node_answers_its_request(
     assert all(torch.isfinite(tensor.float()).all() for tensor in reply.values())
 
 
+@pytest.mark.slow
 def test_segments_of_a_decoder_get_a_memory_as_well(tmp_path: Path) -> None:
     preset = PRESETS["b2b-4"]
     split(preset_source(preset, None, 64, 0), tmp_path / "b2b", "b2b", preset.experts, preset.top_k)

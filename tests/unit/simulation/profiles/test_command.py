@@ -46,6 +46,7 @@ def test_an_output_is_asked_for() -> None:
     assert "--out" in shown.output
 
 
+@pytest.mark.slow
 def test_gpu_shares_end_with_a_sentence(tmp_path: Path) -> None:
     shown = CliRunner().invoke(cli, ["profile", "--out", str(tmp_path / "a.parquet"), "--gpu-shares", "0.5"])
     assert isinstance(shown.exception, ProfileError)

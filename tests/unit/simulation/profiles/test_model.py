@@ -82,6 +82,7 @@ def test_the_bucket_of_a_limited_replica_refills_at_its_share(model: FittedLaten
     assert bucket.burst_s[2] == 0.0
 
 
+@pytest.mark.slow
 def test_limits_have_the_period_that_those_of_the_profile_had(model: FittedLatencyModel) -> None:
     """In 200 ms a call of 1 ms fits into 0.06 cores, in 17 it does not."""
     longer = fitted_model(truth.profile(truth.rows(LAW, period_s=0.2)), {"expert-0-0": COST})

@@ -80,6 +80,7 @@ def test_a_target_is_so_many_times_what_the_whole_model_takes_here(minilm_pipeli
     assert refused.exit_code == 2 and "measures the whole model on this machine" in " ".join(refused.output.split())
 
 
+@pytest.mark.slow
 def test_the_whole_models_time_is_the_median_of_warm_passes(minilm_pipeline: Path) -> None:
     """The first ten are none of them."""
     seconds = [9.0] * 10 + [1.0] * 14 + [2.0] * 2 + [5.0] * 14
@@ -148,6 +149,7 @@ def test_of_a_profile_that_nobody_named_the_learnt_policy_says_it_once_and_goes_
     assert all("smoe plans with a profile of another machine: cpu_model was" in message for message in messages)
 
 
+@pytest.mark.slow
 def test_a_policy_on_the_machine_of_its_profile_says_nothing(
     minilm_pipeline: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -117,6 +117,7 @@ def slowed(found: Workload, size: int) -> Slowdown:
     return Slowdown(medians[2] / medians[1], 0.001)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("truth", [(0.9, 0.9), (1.15, 0.95), (1.0, 0.85)])
 def test_what_meeting_costs_is_found_again_by_how_many_meet(truth: tuple[float, float]) -> None:
     model = Limited(base_s=0.004, token_s=1e-4, alone_use=0.9, scatter=Noise.lognormal(0.1))

@@ -54,6 +54,7 @@ def test_a_profile_is_concluded_with_errors_findings_and_a_picture(tmp_path: Pat
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_profile_that_cannot_be_fitted_says_so(tmp_path: Path) -> None:
     metadata = conclude(truth.profile(surface()), tmp_path / "a.png").metadata
     assert metadata.fit == {}

@@ -92,6 +92,7 @@ def test_more_work_never_takes_less_time(share: float, work_s: float, more: floa
     assert (idle_call_s(work_s * more, limit) >= idle_call_s(work_s, limit) - 1e-9).all()
 
 
+@pytest.mark.slow
 @given(
     works=st.lists(st.floats(1e-5, 3.0), min_size=2, max_size=6),
     shares=st.lists(st.floats(0.005, 2.0), min_size=2, max_size=6),

@@ -202,6 +202,7 @@ def test_a_window_in_which_requests_wait_or_fail_without_an_answer_is_above_the_
     )
 
 
+@pytest.mark.slow
 def test_the_page_lists_a_window_without_an_answer(tmp_path: Path) -> None:
     path = tmp_path / "requests.csv"
     with CsvSink(path) as sink:
@@ -224,6 +225,7 @@ def test_a_subtitle_states_the_load_in_words() -> None:
     assert subtitle({**trace, "iat_cv": None}) == "1,500 requests in 120 s" and subtitle({"source": "made"}) == ""
 
 
+@pytest.mark.slow
 def test_the_report_is_written_whole_and_the_page_holds_the_numbers(
     tmp_path: Path, log_dir: Path, requests_csv: Path
 ) -> None:
@@ -263,6 +265,7 @@ def test_the_report_is_written_whole_and_the_page_holds_the_numbers(
     assert "http://" not in page and "https://" not in page
 
 
+@pytest.mark.slow
 def test_without_log_and_requests_the_report_says_no_data(tmp_path: Path) -> None:
     paths = build(tmp_path / "out", tmp_path / "nolog", None, 0.1, {})
     numbers = json.loads(paths.json.read_text())
@@ -344,6 +347,7 @@ def test_the_cost_after_the_first_minute_is_that_of_later_windows_alone() -> Non
     assert numbers["steady_cost"]["provisioned_per_hour"] == pytest.approx(2.0 / 60 * 3600)
 
 
+@pytest.mark.slow
 def test_amounts_are_in_the_currency_and_by_the_prices_that_the_run_was_made_with(tmp_path: Path) -> None:
     sheet = replace(load_prices(), currency="EUR", cpu_core_s=0.001, memory_gib_s=0.0)
     with FunctionLogger(tmp_path / "log", {"prices": asdict(sheet)}, slo_s=0.15) as logger:
