@@ -16,12 +16,13 @@ ARG PIP_OPTIONS=""
 ARG POLICIES=yes
 # Compiled is what the last lines import.
 # What is in it is listed in /opt/venv/sbom.json (CycloneDX); Debian's packages are in /var/lib/dpkg/status.
-RUN python -m venv /opt/venv \
-    && /opt/venv/bin/pip install --no-cache-dir --no-compile ${PIP_OPTIONS} -r control-requirements.txt \
-        $(test "${POLICIES}" != yes || echo -r policy-requirements.txt) \
-    && /opt/venv/bin/pip uninstall -y -q setuptools pip \
-    && python -m venv /opt/sbom && /opt/sbom/bin/pip install --no-cache-dir --no-compile -q 'cyclonedx-bom>=7' \
-    && /opt/sbom/bin/cyclonedx-py environment --output-reproducible -o /opt/venv/sbom.json /opt/venv/bin/python \
+RUN python -m venv /opt/tools && /opt/tools/bin/pip install --no-cache-dir --no-compile -q 'uv>=0.13' \
+    && export PATH=/opt/tools/bin:$PATH UV_NO_CACHE=1 \
+    && uv venv -q --no-project --python "$(readlink -f "$(command -v python3)")" /opt/venv \
+    && uv pip install -q --system-certs --python /opt/venv/bin/python --index-strategy unsafe-best-match ${PIP_OPTIONS} \
+        -r control-requirements.txt $(test "${POLICIES}" != yes || echo -r policy-requirements.txt) \
+    && uv pip install -q --system-certs --python /opt/tools/bin/python 'cyclonedx-bom>=7' \
+    && cyclonedx-py environment --output-reproducible -o /opt/venv/sbom.json /opt/venv/bin/python \
     && cd "$(/opt/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
     && rm -rf torch/include torch/share torch/test torch/bin/test_* torch/bin/*Test torch/bin/protoc* \
     && find . -type d -name tests -prune -exec rm -rf {} + \

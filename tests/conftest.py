@@ -20,8 +20,8 @@ from hypothesis.internal.conjecture import providers
 if TYPE_CHECKING:
     from tests.cluster.namespaces import Namespaces
 
-settings.register_profile("untimed", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("quick", settings.get_profile("untimed"), max_examples=20)
+settings.register_profile("untimed", max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", settings.get_profile("untimed"), max_examples=15)
 settings.load_profile("untimed")  # a busy machine is no failure
 # In every worker Hypothesis would parse the whole tree, to draw one of its thousands of constants now and then:
 # too seldom, among so few examples, for one that matters to come up.
