@@ -21,6 +21,37 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
+MEASURE_S = 5.0
+"""Seconds between two measurements of what a token costs each function."""
+FORGET = 0.8
+"""Weight of measurements after each later one."""
+
+
+class MeasuredWork:
+    """Replica-seconds that a token of the pipeline costs each function, from tokens that were answered.
+
+    A measurement weighs as much as its function was busy. Below its CPU quota a call takes a fraction of what one of a
+    steady stream does (decision 7), and a burst is such a stream: what quiet times measured would keep standbys shut
+    while calls queue. Tokens that only arrived would do the same: where replicas are too few, all of them are busy and
+    more tokens come, so each would seem to cost the less the more there are.
+    """
+
+    def __init__(self, functions: int) -> None:
+        self.seconds_per_token: Floats = np.zeros(functions)
+        self._busy_s: Floats = np.zeros(functions)
+        """Weighted, as are the tokens."""
+        self._tokens: Floats = np.zeros(functions)
+
+    def add(self, busy_s: Floats, tokens: float, steps: int = 1) -> None:
+        """What was measured since the last time, ``steps`` times ``MEASURE_S`` ago: ``busy_s`` [functions]
+        replica-seconds with at least one call, and ``tokens`` that were answered, more than none."""
+        self._busy_s = FORGET**steps * self._busy_s + busy_s * busy_s
+        self._tokens = FORGET**steps * self._tokens + busy_s * tokens
+        self.seconds_per_token = np.divide(
+            self._busy_s, self._tokens, out=np.zeros(self._busy_s.size), where=self._tokens > 0
+        )
+
+
 @dataclass(frozen=True)
 class Burst:
     """What a policy decides of one function's standbys. Raises ValueError."""

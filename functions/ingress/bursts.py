@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import orjson
 
-from functions.dispatch.activation import Burst, burst_from
+from functions.dispatch.activation import MEASURE_S, Burst, MeasuredWork, burst_from
 from functions.dispatch.client import ConnectionPool, TransportError, request_head
 from functions.dispatch.dispatcher import Dispatcher
 from functions.dispatch.levels import Levels
@@ -30,10 +30,6 @@ from functions.dispatch.resolvers import table_of
 
 log = logging.getLogger(__name__)
 
-MEASURE_S = 5.0
-"""Seconds between two measurements of what a token costs each function."""
-FORGET = 0.8
-"""Weight of measurements after each later one, as in the simulator."""
 DEADLINE_S = 1.0
 """Time that a report to the gateway may take."""
 RETRY_S = 0.5
@@ -45,20 +41,15 @@ KEPT = 1000
 
 
 class WorkMeter:
-    """Replica-seconds that a token of the pipeline costs each function, from calls that were answered.
-
-    A measurement weighs as much as its function was busy. Below its CPU quota a call takes a fraction of what one of a
-    steady stream does (decision 7), and a burst is such a stream: what quiet times measured would keep standbys shut
-    while calls queue. Where the controller knows the CPU time of a token, that holds instead.
+    """Replica-seconds that a token of the pipeline costs each function: what the controller knows of its CPU time, or
+    else what is measured.
     """
 
     def __init__(self, dispatcher: Dispatcher, functions: Iterable[str], now_s: float) -> None:
         self._dispatcher = dispatcher
         self._names = tuple(functions)
         self._seen_s = np.zeros(len(self._names))
-        self._busy_s = np.zeros(len(self._names))
-        """Weighted, as are the tokens: [functions] each."""
-        self._tokens = np.zeros(len(self._names))
+        self._work = MeasuredWork(len(self._names))
         self._new_tokens = 0
         self._next_s = now_s + MEASURE_S
         self._measured: dict[str, float] = {}
@@ -82,11 +73,9 @@ class WorkMeter:
         self._next_s = now_s + MEASURE_S
         busy_s = np.array([self._dispatcher.busy_s(name) for name in self._names])
         new_s, self._seen_s = np.maximum(0.0, busy_s - self._seen_s), busy_s
-        self._busy_s = FORGET * self._busy_s + new_s * new_s
-        self._tokens = FORGET * self._tokens + new_s * self._new_tokens
+        self._work.add(new_s, self._new_tokens)
         self._new_tokens = 0
-        each = np.divide(self._busy_s, self._tokens, out=np.zeros(len(self._names)), where=self._tokens > 0)
-        self._measured = dict(zip(self._names, each.tolist(), strict=True))
+        self._measured = dict(zip(self._names, self._work.seconds_per_token.tolist(), strict=True))
         self.seconds_per_token = self._measured | self._given
 
 

@@ -13,14 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from autoscaler.contract import Configuration
-from functions.dispatch.activation import Standbys, token_rates
-from simulation.arrays import Floats
+from functions.dispatch.activation import MEASURE_S, MeasuredWork, Standbys, token_rates
+from simulation.arrays import Calls, Floats
 from simulation.engine.fleet import Fleet
 from simulation.engine.kernel import BUSY_S
 from simulation.engine.requests import Requests
-
-FORGET = 0.8
-"""Weight of a window's measurements after each later one."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +27,8 @@ class BurstSettings:
     activation_s: float = 0.1
     """Seconds from the request that finds too little until the standby takes calls."""
     seconds_per_token: Mapping[str, float] | None = None
-    """Function → replica-seconds a token of the pipeline costs it; None: measured in the windows before, so that
-    nothing is activated in the first."""
+    """Function → replica-seconds a token of the pipeline costs it; None: measured as the ingress does, of whole
+    windows and from tokens that were answered, so that nothing is activated in the first."""
     stays: bool = True
     """On one machine nothing falls asleep, either, for as long as the longest request of the window before took, as
     the ingress lets nothing sleep while it has a request. Stage by stage that is not known."""
@@ -60,8 +57,9 @@ class Bursts:
         given = settings.seconds_per_token
         self._given = {index[function]: seconds for function, seconds in (given or {}).items()}
         self._longest_s = 0.0
+        self._work = MeasuredWork(len(index))
         self._busy_s: Floats = np.zeros(len(index))
-        self._tokens = 0.0
+        self._tokens = self._measured_s = 0.0
         self._first = self._last = 0
         self._rates: dict[float, Floats] = {}
 
@@ -104,17 +102,21 @@ class Bursts:
                 fleet.release(node, number, now_s)
                 level.until_s = None
 
-    def close(self, meter: Floats, longest_s: float) -> None:
-        """The open window's measurements: ``meter`` [nodes, METERS], and what its longest request took, 0 where that
-        is not to count."""
+    def close(self, meter: Floats, finished: Calls, longest_s: float, length_s: float) -> None:
+        """The open window's measurements: ``meter`` [nodes, METERS], the requests that were answered, what the longest
+        of them took, 0 where that is not to count, and the window's length."""
         self._longest_s = longest_s if self.settings.stays else 0.0
-        self._busy_s = FORGET * self._busy_s + meter[:, BUSY_S]
-        self._tokens = FORGET * self._tokens + float(self._requests.tokens[self._first : self._last].sum())
+        self._busy_s = self._busy_s + meter[:, BUSY_S]
+        self._tokens += float(self._requests.tokens[finished].sum())
+        self._measured_s += length_s
+        if self._measured_s >= MEASURE_S and self._tokens:
+            self._work.add(self._busy_s, self._tokens, int(self._measured_s / MEASURE_S))
+            self._busy_s, self._tokens, self._measured_s = np.zeros_like(self._busy_s), 0.0, 0.0
 
     def _seconds_per_token(self, node: int) -> float:
         if node in self._given:
             return self._given[node]
-        return float(self._busy_s[node]) / self._tokens if self._tokens else 0.0
+        return float(self._work.seconds_per_token[node])
 
     def _rate(self, look_back_s: float) -> Floats:
         """[arrivals of the window] tokens per second."""

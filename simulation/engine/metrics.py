@@ -147,8 +147,9 @@ class SimulatedMetrics:
             values[Series.CPU_LIMIT_CORES][name,] = configuration.cpu_cores
             values[Series.REPLICA_CPU_SECONDS][name,] = cpu_s
             counts[Series.REPLICA_CPU_SECONDS][name,] = ready
-            share = cpu_s / ready_s[place] if ready_s[place] > 0 else 0.0
-            measured[Series.REPLICA_CPU_SECONDS][name,] = share * ready * length_s
+            if configuration.burst is None:  # what is gone has no counters; standbys keep theirs while they wait
+                cpu_s = cpu_s / ready_s[place] * ready * length_s if ready_s[place] > 0 else 0.0
+            measured[Series.REPLICA_CPU_SECONDS][name,] = cpu_s
 
     def _memory_bytes(self, place: int, ready: int, window: Window) -> float:
         """All replicas: their own and their weights, and tokens on the way as Eq. (2) counts them."""

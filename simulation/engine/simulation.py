@@ -287,7 +287,8 @@ class Simulation:
         latency_s = self._left[finished] - self.requests.arrival_s[finished]
         kernel.count_spans(latency_s, CELLS, BOUNDS, self._request_histogram)
         self._in_flight -= finished.size
-        self._bursts.close(self.meter, 0.0 if self._host is None else self._longest_s(latency_s))
+        longest_s = 0.0 if self._host is None else self._longest_s(latency_s)
+        self._bursts.close(self.meter, finished, longest_s, self._until_s - self.now_s)
         start_s, self.now_s = self.now_s, self._until_s
         return Window(
             start_s=start_s,

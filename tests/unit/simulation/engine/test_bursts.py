@@ -14,6 +14,8 @@ from autoscaler.policy.hpa import HpaPolicy, HpaSettings
 from functions.dispatch.activation import Burst
 from simulation.engine.bursts import BurstSettings
 from simulation.engine.controlled import simulate_policy
+from simulation.engine.kernel import BUSY_S
+from simulation.engine.metrics import SimulatedMetrics
 from simulation.engine.requests import draw_requests
 from simulation.engine.simulated_platform import SimulatedPlatform
 from simulation.engine.simulation import Simulation
@@ -130,6 +132,31 @@ def test_without_given_seconds_the_windows_before_are_measured() -> None:
     _, windows = simulate(simulation, [10.0, 20.0, 30.0])
     assert windows[0].activated_s[node] == 0, "nothing is known yet"
     assert windows[1].activated_s[node] > 0
+
+
+def test_under_overload_a_token_costs_what_answered_ones_did() -> None:
+    """Of tokens that only arrive each would cost the less the more there are, and standbys would stay shut."""
+    pipeline, requests = one_expert(poisson(20, 800, seed=3), [5] * 800, Arithmetic(token_s=0.04, power=0.0))
+    burst = {EXPERT: Burst(8, headroom=1.0, spare=0.0, hold_s=1.0)}
+    simulation = Simulation(pipeline, requests, with_standbys(initial(pipeline), burst))
+    _, windows = simulate(simulation, [10.0, 20.0, 30.0])
+    assert windows[0].in_flight > 100, "one replica has the work of four"
+    assert windows[2].activated_s[simulation.index[EXPERT]] > 25
+
+
+def test_the_cpu_time_of_standbys_counts_after_they_are_shut_again() -> None:
+    burst_at = np.concatenate([np.linspace(0.0, 1.0, 40), [9.9]])
+    pipeline, requests = one_expert(burst_at, [5] * 41, Arithmetic(token_s=0.02))
+    given = BurstSettings(seconds_per_token={EXPERT: 0.02})
+    start = with_standbys(initial(pipeline), {EXPERT: Burst(6, hold_s=0.5)})
+    simulation = Simulation(pipeline, requests, start, bursts=given)
+    metrics, window, place = SimulatedMetrics(simulation, 0.0), simulation.advance(10.0), simulation.index[EXPERT]
+    metrics.add(window)
+    assert window.activated_s[place] > 3 and window.replicas["ready"][place] < 3
+    node = metrics.observe(10.0, 10.0).node("expert-0-0")
+    assert node is not None and node.cpu_utilisation is not None and node.measured_replicas
+    used_s = node.cpu_utilisation * node.measured_replicas * 10.0
+    assert used_s == pytest.approx(float(window.meter[place, BUSY_S]) * simulation.fleet.used(place))
 
 
 def test_a_rule_that_says_what_a_token_costs_is_followed_as_if_that_had_been_given() -> None:
