@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -177,9 +177,7 @@ def test_staffing_plans_a_decoders_experts_by_its_tpot_as_a_prometheus_shows_it(
     if shutil.which(prometheus.BINARY) is None:
         pytest.skip("no Prometheus server on PATH")
     profile = tmp_path / "nodes.parquet"
-    one = replace(truth.BLANK, node="ingress", family="pass", cpu_s_per_call=0.01, node_calls=20)
-    more = [replace(one, tokens=tokens) for tokens in (1, 8, 64)]
-    save(truth.of_folder(running.directory, more=more), profile)
+    save(truth.of_folder(running.directory, more=truth.PASSES), profile)
     with prometheus.prometheus(running.client.url, running.gateway.state, 1.0) as url, reading(running) as readers:
         controller = controller_of(
             running, "staffing", ttft_s=2.0, tpot_s=0.1, prometheus_url=url,

@@ -194,8 +194,10 @@ def draw(
         raise NoMatchError(f"{path}: nothing arrives between {start_s} s and {start_s + duration_s} s")
     if sum(window.requests for window in inside) > MAX_REQUESTS:
         most = max(inside, key=lambda window: window.requests)
-        where = f"the window from {most.window_start_s} s has {most.requests}"
-        raise TraceError(f"{path}: more than {MAX_REQUESTS} requests in the span ({where}); choose a shorter one")
+        raise TraceError(
+            f"{path}:{most.line}: more than {MAX_REQUESTS} requests in the span, {most.requests} of them in this "
+            "window; choose a shorter one"
+        )
     parts = [draw_window(window, seed, law) + (window.window_start_s - start_s) for window in inside]
     tokens = [] if lengths is None else [_tokens(window, lengths, seed) for window in inside]
     return make_trace(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +20,6 @@ from simulation.profiles.model.storage import save
 from smoe.cli import cli
 from tests.unit.moe import tiny
 from tests.unit.simulation.profiles import truth
-from tests.unit.simulation.profiles.truth import BLANK
 
 TIMES = Measured((1, 64, 256), (0.05, 0.9, 3.0), 0.002, 1e-6, 0.0, 0.01, (0.9, 1.0, 1.1), 256, 8000)
 """Three texts a second of 20 and 12 tokens are too many for one instance, and few for three."""
@@ -35,10 +32,9 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     checkpoint = tiny.store(tiny.build("mixtral", vocab_size=300, eos_token_id=299), folder / "checkpoint")
     byte_tokenizer(256).save(str(checkpoint / "tokenizer.json"))
     split(checkpoint, folder / "tiny", "tiny", 4, None)
-    digest = sha256((folder / "tiny" / "pipeline.json").read_bytes()).hexdigest()
+    made = truth.of_folder(folder / "tiny", 2.0, truth.PASSES)
+    digest = made.metadata.manifest_sha256
     save_decoder(GenerationProfile("tiny", digest, this_machine(), TIMES, {}, "", 0.0, ()), folder / "decoder.parquet")
-    one = replace(BLANK, node="ingress", family="pass", cpu_s_per_call=0.01, node_calls=20)
-    made = truth.of_folder(folder / "tiny", 2.0, [replace(one, tokens=tokens) for tokens in (1, 8, 64)])
     save(made, folder / "nodes.parquet")
     drawn = np.random.default_rng(0)
     gaps_s = np.concatenate([drawn.exponential(1 / rate, count) for rate, count in ((0.5, 30), (3.0, 180), (0.5, 30))])

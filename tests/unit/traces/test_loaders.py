@@ -146,17 +146,16 @@ def test_random_damage_never_crashes_a_loader(tmp_path: Path, name: str, data: s
     except NoMatchError:
         return
     except TraceError as error:
-        # A rate without its decimal point may be too many requests, which is no line's fault alone.
-        assert re.match(r".*damaged\.csv(:\d+: |: more than \d+ requests in the span \(the window from )", str(error))
+        assert re.match(r".*damaged\.csv:\d+: ", str(error)), error
         return
     assert (np.diff(trace.arrival_s) >= 0).all() and np.isfinite(trace.arrival_s).all()
 
 
-def test_a_rate_of_too_many_requests_is_refused_with_its_window(tmp_path: Path) -> None:
+def test_a_rate_of_too_many_requests_is_refused_with_its_line(tmp_path: Path) -> None:
     first, second, *rest = (SAMPLES / "made_servegen.csv").read_text().splitlines()
     client, start, _, *others = second.split(",")
     (tmp_path / "made.csv").write_text("\n".join([first, ",".join([client, start, "100000", *others]), *rest]))
-    with pytest.raises(TraceError, match=rf"in the span \(the window from {start} s has 60000000\)"):
+    with pytest.raises(TraceError, match=r"made\.csv:2: more than .* 60000000 of them in this window"):
         loading.load(tmp_path / "made.csv")
 
 

@@ -135,7 +135,7 @@ def test_without_given_seconds_the_windows_before_are_measured() -> None:
 
 
 def test_under_overload_a_token_costs_what_answered_ones_did() -> None:
-    """Of tokens that only arrive each would cost the less the more there are, and standbys would stay shut."""
+    """Divided by tokens that only arrive, the cost of one falls as more come, and standbys would stay shut."""
     pipeline, requests = one_expert(poisson(20, 800, seed=3), [5] * 800, Arithmetic(token_s=0.04, power=0.0))
     burst = {EXPERT: Burst(8, headroom=1.0, spare=0.0, hold_s=1.0)}
     simulation = Simulation(pipeline, requests, with_standbys(initial(pipeline), burst))

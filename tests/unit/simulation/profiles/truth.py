@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 
+from autoscaler.topology import load_topology
 from moe.manifest import Manifest, load
 from simulation.profiles.fit.rows import QUANTILES, Row
 from simulation.profiles.measure.machine import Machine
@@ -132,6 +132,13 @@ def profile(rows: list[Row], classes: dict[str, tuple[str, ...]] | None = None) 
     )
 
 
+PASSES = tuple(
+    replace(BLANK, node="ingress", family="pass", tokens=tokens, cpu_s_per_call=0.01, node_calls=20)
+    for tokens in (1, 8, 64)
+)
+"""Of an ingress that takes a hundredth of a second a pass."""
+
+
 def of_nodes(manifest: Manifest, change_s: float = 0.05, more: Sequence[Row] = ()) -> Profile:
     """As if every node of the pipeline had been measured on the made machine; starts, drains and raised limits take
     ``change_s``."""
@@ -144,6 +151,6 @@ def of_nodes(manifest: Manifest, change_s: float = 0.05, more: Sequence[Row] = (
 
 def of_folder(folder: Path, change_s: float = 0.05, more: Sequence[Row] = ()) -> Profile:
     """The same as a profile of the pipeline in ``folder``, which commands take for its own."""
-    manifest, digest = load(folder, verify=False), sha256((folder / "pipeline.json").read_bytes()).hexdigest()
-    made = of_nodes(manifest, change_s, more)
-    return replace(made, metadata=replace(made.metadata, pipeline=manifest.name, manifest_sha256=digest))
+    made, topology = of_nodes(load(folder, verify=False), change_s, more), load_topology(folder)
+    named = replace(made.metadata, pipeline=topology.pipeline, manifest_sha256=topology.manifest_sha256)
+    return replace(made, metadata=named)
