@@ -27,7 +27,7 @@ from moe.split import split
 from tests.unit.moe import tiny
 
 pytestmark = pytest.mark.slow
-TOKENS, FEWER, ALONE, KILL_AT, BRIEF = 512, 288, 32, 180, 48
+TOKENS, FEWER, ALONE, KILL_AT, BRIEF = 512, 288, 32, 180, 160
 LONG = ("llama", "mixtral-window", "gpt_oss", "deepseek_v3")
 """Each way to keep keys and values: all of them, a window, both by turns, compressed."""
 EVERY = "SMOE_TEST_ALL_512" in os.environ
@@ -94,10 +94,14 @@ class Written:
                     yield len(self.written)
 
     def check(self, model: WholeModel) -> None:
-        """Each token is the likeliest after all before it, by one pass over the whole text with nothing kept."""
+        """Each token is the likeliest after all before it, by one pass over the whole text with nothing kept.
+
+        Of two whose scores differ by rounding alone either may be, since it depends on who else is in the batch.
+        """
         assert len(self.written) == self.tokens
         logits = self.recomputed(model)
-        assert self.written == logits.argmax(-1).tolist()
+        chosen = logits.gather(1, torch.tensor(self.written)[:, None])[:, 0]
+        assert float((logits.max(-1).values - chosen).max()) <= 1e-5
         if self.scored:
             words = torch.tensor([[int(word.strip()[1:]) for word in top] for top in self.tops])  # [tokens, 20]
             scores = torch.tensor([list(top.values()) for top in self.tops])
@@ -162,7 +166,7 @@ def test_tokens_with_neighbours_preempted_and_after_a_workers_death(directory: P
         streams = [text.stream(served.ingress.address) for text in texts]
         while next(streams[0]) < ALONE:
             pass
-        for stream in streams[1:]:  # each after the one before; the last is preempted as all grow
+        for stream in streams[1:]:  # each after the one before, by fewer than 100 tokens; as all grow, one is preempted
             next(stream)
         reads = [pool.submit(list, stream) for stream in streams[1:]]
         while next(streams[0]) < KILL_AT:
