@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from pydantic import Field
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from autoscaler.checked import Checked, Flag, FromOne, FromZero, NotNegative, Share
@@ -35,6 +35,7 @@ from simulation.workloads.custom import HOUR_S, CustomPipeline, CustomPipelineEr
 from simulation.workloads.custom_options import custom_options, custom_pipelines, prices_option, slo_option
 from simulation.workloads.paper import PAPER_WORKLOADS
 from simulation.workloads.worlds import World
+from smoe.commands.progress import LongWork
 from smoe.errors import SmoeError
 from traces.errors import TraceError
 from traces.options import clip_options, data_option
@@ -163,11 +164,10 @@ def check_all_judged(
         raise SmoeError("; ".join(faults))
 
 
-def progress_bar(console: Console) -> Progress:
-    """What is under way, how much of how much is done, and the time left; nothing off a terminal."""
+def progress_bar(console: Console) -> LongWork:
+    """What is under way, how much of how much is done, and the time left."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    shown = console.is_terminal
-    return Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=not shown)
+    return LongWork(console, *columns, TimeRemainingColumn())
 
 
 def custom_of(options: dict[str, Any]) -> CustomPipeline | None:

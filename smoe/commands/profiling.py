@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from gateway.client.client import GatewayClient
@@ -26,6 +26,7 @@ from smoe import lifecycle
 from smoe.commands.options import cpu_period_option, state_option
 from smoe.commands.profile_gateway import ProfileGateway
 from smoe.commands.profiling_decoder import decoder_settings, profile_decoder
+from smoe.commands.progress import LongWork
 from smoe.deployment import DeploymentSettings, function_deployments
 from smoe.pipelines import ensure_pipeline
 
@@ -262,19 +263,17 @@ def require_limits(notes: list[str]) -> None:
 
 
 class _Bar:
-    """A progress bar in expected seconds, with the time left."""
+    """Progress in expected seconds, with the time left."""
 
     def __init__(self, console: Console) -> None:
-        self._progress = Progress(
+        self._progress = LongWork(
+            console,
             TextColumn("{task.percentage:>3.0f} %"),
             BarColumn(),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
             TextColumn("{task.description}"),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
         )
         self._task: TaskID | None = None
         self._current_s = 0.0

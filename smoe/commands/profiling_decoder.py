@@ -16,7 +16,6 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import Progress
 
 from functions.scheduling.settings import CHUNK_TOKENS
 from gateway.client.client import GatewayClient
@@ -31,6 +30,7 @@ from simulation.profiles.generation.storage import GenerationProfile, save
 from simulation.profiles.measure.machine import this_machine
 from simulation.profiles.model.errors import ProfileError
 from smoe import lifecycle
+from smoe.commands.progress import LongWork
 from smoe.deployment import DeploymentSettings
 
 WALL = attrgetter("wall_s")
@@ -92,7 +92,7 @@ def _measured(
         warm_up(decoder, settings)
         key = first.client.caller_key(manifest.function_name(INGRESS))
         room = kv_tokens(_ingress_url(first.client, manifest), PAGE_TOKENS, key)
-        bar = stack.enter_context(Progress(console=console, transient=True, disable=not console.is_terminal))
+        bar = stack.enter_context(LongWork(console))
         tokens = sum(max(texts, 1) * length for texts, length in points(decoder, settings))
         task = bar.add_task("measuring", total=tokens * settings.repeats)
         samples = measure(decoder, settings, lambda what, size: bar.update(task, advance=size, description=what))
