@@ -21,7 +21,7 @@ class LongWork(Progress):
         super().__init__(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._next_s = time.monotonic() + EVERY_S
 
-    def update(self, task_id: TaskID, **changes: Any) -> None:  # type: ignore[override]
+    def update(self, task_id: TaskID, **changes: Any) -> None:
         super().update(task_id, **changes)
         self._line(task_id)
 
