@@ -93,15 +93,13 @@ class Written:
                     self.tops += choice["logprobs"]["top_logprobs"] if choice["logprobs"] else []
                     yield len(self.written)
 
-    def check(self, model: WholeModel) -> None:
-        """Each token is the likeliest after all before it, by one pass over the whole text with nothing kept.
-
-        Of two whose scores differ by rounding alone either may be, since it depends on who else is in the batch.
-        """
+    def check(self, model: WholeModel, tied: float = 0.0) -> None:
+        """Each token is the likeliest after all before it, by one pass over the whole text with nothing kept; of some
+        whose scores are no more than ``tied`` apart it may be any."""
         assert len(self.written) == self.tokens
         logits = self.recomputed(model)
         chosen = logits.gather(1, torch.tensor(self.written)[:, None])[:, 0]
-        assert float((logits.max(-1).values - chosen).max()) <= 1e-5
+        assert float((logits.max(-1).values - chosen).max()) <= tied
         if self.scored:
             words = torch.tensor([[int(word.strip()[1:]) for word in top] for top in self.tops])  # [tokens, 20]
             scores = torch.tensor([list(top.values()) for top in self.tops])
@@ -181,4 +179,4 @@ def test_tokens_with_neighbours_preempted_and_after_a_workers_death(directory: P
         assert counter(served, RECOMPUTED_TOKENS) >= before + KILL_AT
     model = WholeModel(directory)
     for text in texts:
-        text.check(model)
+        text.check(model, tied=1e-5)  # rounding depends on who else is in the batch
