@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Build the images with deploy/image.sh and run a pipeline in the functions': image.sh FWATCHDOG PIPELINE_FOLDER.
 # FWATCHDOG is of-watchdog, a given program, or without_watchdog.sh; the pipeline, and the project's environment, may come
-# while the images are built. Needs root, what deploy/image.sh needs, and iproute2;
+# after the images are built. Needs root, what deploy/image.sh needs, and iproute2;
 # no container engine. The image may have 400 MB. Three containers, ingress, all stages, and one expert alone
 # (without torch), each with the memory limit that `smoe pipeline deploy` gives it in a cluster, a read-only root, an unprivileged
 # user and a network namespace of its own (of-watchdog's port for metrics is fixed); the pipeline is mounted. Answers
@@ -36,7 +36,7 @@ size=$(stat -c %s "$work/out/function.tar.gz")
 echo "the image has $((size / 1000000)) MB"
 [ "$size" -le 400000000 ] || { echo "that is more than 400 MB" >&2; exit 1; }
 
-for _ in {1..600}; do [ ! -e "$pipeline/pipeline.json" ] || break; sleep 1; done
+for _ in {1..2700}; do [ ! -e "$pipeline/pipeline.json" ] || break; sleep 1; done
 lists() { # IMAGE PACKAGE...: fail unless the image's bill of materials names each package
   "$python" -c 'import json, sys
 with open(sys.argv[1]) as file:
