@@ -25,7 +25,6 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import Progress
 
 from benchmarks.harness.options import (
     AT_LEAST_1,
@@ -41,6 +40,7 @@ from evaluation.comparison.grid import Grid
 from evaluation.comparison.report import ReportPaths, heading, write_report
 from evaluation.comparison.store import write_windows
 from evaluation.comparison.tables import HEAD, cells, markdown, rows
+from evaluation.progress import LongWork
 from evaluation.tuning.curves import best_so_far, picture
 from evaluation.tuning.search import SearchSettings
 from simulation.workloads.worlds import WORLDS, World
@@ -158,7 +158,7 @@ def main(
         relative_slo=relative_slo,
     )  # fmt: skip
     console = Console(stderr=True)
-    with Progress(console=console, transient=True) as bar:
+    with LongWork(console) as bar:
         task = bar.add_task("")
         tuning = Tuning(sweep_on, trials, tune_seconds)
         summaries, tuned, refused = compare(

@@ -14,9 +14,9 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
+from evaluation.progress import LongWork
 from evaluation.provenance import commit
 from simulation.profiles.measure.machine import this_machine
 
@@ -44,8 +44,9 @@ def command() -> str:
 
 @contextmanager
 def progress(total: float, what: str = "") -> Iterator[Callable[[str, float], None]]:
-    """A bar on stderr for as long as the block lasts; called with what is being done, and how much is done by now."""
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    """A bar for as long as the block lasts, off a terminal a line a minute; called with what is being done, and how
+    much is done by now."""
+    with LongWork(Console(stderr=True)) as bar:
         task = bar.add_task(what, total=total)
         yield lambda what, done: bar.update(task, description=what, completed=done)
 

@@ -11,13 +11,13 @@ from typing import Any
 import click
 import numpy as np
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from autoscaler.prices import Meter
 from evaluation.bound.inputs import asked_for, input_options, trace_requests
 from evaluation.bound.report import BoundRow, bound_rows, write_rows
 from evaluation.destination import make_writable
+from evaluation.progress import LongWork
 from traces.options import json_option
 
 METERS: dict[str, tuple[Meter, ...]] = {
@@ -59,7 +59,7 @@ def bound(trace: str, data: Path | None, as_json: bool, out: Path | None, **opti
     )
     meters = METERS[options["meter"]]
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+    with LongWork(console) as progress:
         count = int(np.unique(requests.arrival_s // options["window_s"]).size) * len(meters)
         task = progress.add_task("windows", total=count)
         rows = bound_rows(

@@ -10,13 +10,13 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from autoscaler.prices import money
 from evaluation.bound.inputs import asked_for, input_options, trace_requests
 from evaluation.comparison.errors import EvaluationError
 from evaluation.comparison.quickest import walled
+from evaluation.progress import LongWork
 from evaluation.regimes.advice import NAMES, advice
 from evaluation.regimes.ways import WARM_UP, Ways, ways
 from simulation.engine.requests import Requests
@@ -81,8 +81,7 @@ def advise(trace: str, data: Path | None, as_json: bool, **options: Any) -> None
         except EvaluationError as error:
             raise click.ClickException(str(error)) from error
     seconds = window_s * max(WARM_UP + 1, ceil(float(requests.arrival_s[-1]) / window_s))
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+    with LongWork(Console(stderr=True)) as progress:
         task = progress.add_task("windows", total=1.0)
         compared = ways(
             workload, requests, window_s, seconds, options["seed"],

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import click
 import optuna
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from autoscaler.policy.hpa import HpaSettings, hpa_of_windows
 from autoscaler.prices import Meter, money
@@ -18,6 +18,7 @@ from evaluation.bound.inputs import Asked, asked_for, input_options, trace_reque
 from evaluation.bound.loads import WindowLoad
 from evaluation.bound.physics import Physics
 from evaluation.destination import make_writable
+from evaluation.progress import LongWork
 from evaluation.tuning.deployments import Deployments, Parameters
 from evaluation.tuning.outcomes import Replay, tail_s
 from evaluation.tuning.search import Found, Outcome, SearchSettings, Trial, search, write_trials
@@ -136,9 +137,8 @@ def _outcome_of(
 def _searched(deployments: Deployments, outcome: Outcome, workload: Workload, settings: SearchSettings) -> Found:
     """The search, with a bar on stderr."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with LongWork(Console(stderr=True), *columns) as progress:
         task = progress.add_task("trials", total=settings.trials)
 
         def on_trial(trial: Trial) -> None:

@@ -10,12 +10,12 @@ import click
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import Progress
 from stable_baselines3.common.logger import Logger
 
 from autoscaler.checked import from_table
 from autoscaler.policy.bursting import BurstingSettings
 from autoscaler.prices import money
+from evaluation.progress import LongWork
 from evaluation.provenance import code_sha256
 from rl.agent.ddpg.algorithm import PipelineDDPG
 from rl.agent.doubts import RANGES, ranges_of
@@ -83,8 +83,7 @@ def fine_tune(
     agent = PipelineDDPG.load(checkpoint)
     agent.set_logger(Logger(None, []))
     before = online.desired(agent, logged)
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+    with LongWork(Console(stderr=True)) as bar:
         task = bar.add_task("updates", total=updates)
         online.fine_tune(agent, logged, updates, lambda: bar.advance(task))
     after = online.desired(agent, logged)

@@ -29,13 +29,13 @@ from evaluation.comparison.run import evaluate as run_all
 from evaluation.comparison.run import names_of
 from evaluation.comparison.tables import HEAD, always_failed, cells, failure_sentences, rows, without_interval
 from evaluation.destination import make_writable
+from evaluation.progress import LongWork
 from simulation.engine.errors import SimulationError
 from simulation.profiles.model.errors import ProfileError
 from simulation.workloads.custom import HOUR_S, CustomPipeline, CustomPipelineError
 from simulation.workloads.custom_options import custom_options, custom_pipelines, prices_option, slo_option
 from simulation.workloads.paper import PAPER_WORKLOADS
 from simulation.workloads.worlds import World
-from smoe.commands.progress import LongWork
 from smoe.errors import SmoeError
 from traces.errors import TraceError
 from traces.options import clip_options, data_option

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from evaluation.progress import LongWork
 from gateway.client.client import GatewayClient
 from simulation.profiles.fit.report import closing_rows, conclude
 from simulation.profiles.measure.gpu import GpuSettings, check_shares
@@ -26,7 +27,6 @@ from smoe import lifecycle
 from smoe.commands.options import cpu_period_option, state_option
 from smoe.commands.profile_gateway import ProfileGateway
 from smoe.commands.profiling_decoder import decoder_settings, profile_decoder
-from smoe.commands.progress import LongWork
 from smoe.deployment import DeploymentSettings, function_deployments
 from smoe.pipelines import ensure_pipeline
 

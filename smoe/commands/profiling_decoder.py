@@ -17,6 +17,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from evaluation.progress import LongWork
 from functions.scheduling.settings import CHUNK_TOKENS
 from gateway.client.client import GatewayClient
 from moe.cache import PAGE_TOKENS
@@ -30,7 +31,6 @@ from simulation.profiles.generation.storage import GenerationProfile, save
 from simulation.profiles.measure.machine import this_machine
 from simulation.profiles.model.errors import ProfileError
 from smoe import lifecycle
-from smoe.commands.progress import LongWork
 from smoe.deployment import DeploymentSettings
 
 WALL = attrgetter("wall_s")

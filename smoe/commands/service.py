@@ -10,9 +10,10 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from autoscaler.settings import is_url
+from evaluation.progress import LongWork
 from functions.scheduling.settings import CHUNK_TOKENS
 from gateway.backends.kubernetes.options import kubernetes_options, take_kubernetes_options
 from gateway.client.client import GatewayClient
@@ -322,7 +323,7 @@ def _deploy_with_progress(
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with LongWork(console, *columns) as progress:
         total = len(manifest.nodes) + 1 if not settings.max_functions else settings.max_functions
         task = progress.add_task(f"deploying {manifest.name}", total=total)
         lifecycle.deploy_pipeline(client, manifest, settings, lambda ready: progress.update(task, completed=ready))

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from smoe.commands import progress
+from evaluation import progress
 
 
 def test_off_a_terminal_a_line_a_minute_says_what_is_done(
