@@ -41,9 +41,10 @@ from benchmarks.arrow import planner
 from benchmarks.arrow.live_scenario import ANSWER, PROMPT, WORDS, Instance, Scenario, request, simulated
 from benchmarks.arrow.running_rules import LiveFrontEnd, RulePolicy, SlowStarts, Together, counts_of, line
 from benchmarks.decoder_live.loads import Request, send
-from benchmarks.decoder_live.runs import WARM, cores_busy, different, whole_model
+from benchmarks.decoder_live.runs import WARM, different, whole_model
 from benchmarks.fidelity.machine import Usage
 from benchmarks.harness.controlling import controlling
+from benchmarks.harness.cores import cores_busy
 from benchmarks.harness.options import AT_LEAST_1, benchmark, listed
 from benchmarks.harness.report import print_result, print_table, progress
 from benchmarks.harness.run_folder import run_folder

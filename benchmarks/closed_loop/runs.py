@@ -22,6 +22,7 @@ from autoscaler.settings import ControllerSettings, runtime_of
 from benchmarks.closed_loop.contenders import START, Contender
 from benchmarks.fidelity.runs import settle
 from benchmarks.harness.controlling import controlling
+from benchmarks.harness.cores import FULL, cores, cores_busy
 from benchmarks.harness.replay_process import ReplayProcess
 from benchmarks.harness.stepped_load import since_step_s
 from gateway.client.client import GatewayClient
@@ -114,6 +115,8 @@ class Outcome:
     """In a simulated run: part of the calls whose tokens and cores the profile covers; the rest is extrapolated."""
     call_cpu_ms: float | None = None
     """CPU time of the experts' replicas for each call that they answered; None without a call, or without readings."""
+    full_machine: float | None = None
+    """In a measured run: part of the seconds in which at least ``cores.FULL`` of the machine's cores were busy."""
 
 
 def settings_of(contender: Contender, run: Run, directory: Path) -> ControllerSettings:
@@ -157,13 +160,15 @@ def measured(
         settle(client, platform, start)
         begun_s = time.time()
         controller.tick(begun_s)  # the first look has nothing to compare with: no window, and so no change
-        with controlling(controller, run.window_s, window_s) as reports:
+        with cores_busy() as busy, controlling(controller, run.window_s, window_s) as reports:
             replayed_s, result = sender.replay(run.trace, run.texts)
     offset_s = replayed_s - begun_s
     sent_s = np.array([(record.sent_s or record.scheduled_s) + offset_s for record in result.records])
     took_s = np.array([record.latency_s or 0.0 for record in result.records])
     answered = np.array([record.outcome == "ok" for record in result.records])
-    return outcome(run, sent_s, took_s, answered, reports, begun_s), sent_s, replayed_s
+    full = float(np.mean(np.array(busy) >= FULL * cores()))
+    real = replace(outcome(run, sent_s, took_s, answered, reports, begun_s), full_machine=full)
+    return real, sent_s, replayed_s
 
 
 def simulated(

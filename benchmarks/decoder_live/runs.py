@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import statistics
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 
 from autoscaler.build import build_controller
@@ -24,6 +21,7 @@ from benchmarks.decoder_live.loads import Request, keep_up, send
 from benchmarks.fidelity.runs import settle
 from benchmarks.generation import build, in_one_process
 from benchmarks.harness.controlling import controlling
+from benchmarks.harness.cores import cores_busy
 from benchmarks.harness.running import RunningPipeline
 from benchmarks.harness.streams import WHOLE, Stream
 from evaluation.processes import worker_processes
@@ -82,25 +80,6 @@ def contender(name: str, begin: tuple[int, int], window_s: float) -> Contender:
         if len(numbers) > 1:
             table["down_stabilisation_s"] = window_s * int(numbers[1])
     return Contender(name, policy, table, *begin)
-
-
-@contextmanager
-def cores_busy() -> Iterator[list[float]]:
-    """Busy cores of the whole machine in every second of the block."""
-    over, taken = threading.Event(), list[float]()
-
-    def look() -> None:
-        psutil.cpu_percent()
-        while not over.wait(1.0):
-            taken.append(psutil.cpu_percent() / 100 * (psutil.cpu_count() or 1))
-
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    try:
-        yield taken
-    finally:
-        over.set()
-        thread.join()
 
 
 def measured(

@@ -18,6 +18,7 @@ from benchmarks.closed_loop.__main__ import (
     cheapest,
     half_width,
     metrics,
+    print_policies,
     recorded,
     steady_replicas,
     summaries,
@@ -109,6 +110,13 @@ def test_a_policys_row_has_means_and_intervals_over_its_repeats() -> None:
     assert rows[0]["provisioned_half_width"] == pytest.approx(12.706, abs=1e-3)
     assert rows[1]["provisioned_half_width"] is None
     assert rows[0]["steady_measured"] is None and rows[0]["steady_half_width"] is None
+
+
+def test_a_run_on_a_full_machine_is_named_under_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    cells = [cell("hpa", 1.0, 2.0), cell("static", 1.0, 2.0)]
+    cells[0]["measured"]["full_machine"], cells[1]["measured"]["full_machine"] = 0.2, 0.01
+    print_policies(summaries(cells), 1.0)
+    assert "5% of the seconds of hpa: such a run judges the machine" in capsys.readouterr().out
 
 
 def test_equal_repeats_have_no_width() -> None:
