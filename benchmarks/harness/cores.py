@@ -32,5 +32,5 @@ def cores_busy() -> Iterator[list[float]]:
 
 
 def cores() -> int:
-    """Of this machine."""
+    """How many this machine has."""
     return psutil.cpu_count() or 1
