@@ -18,11 +18,15 @@ Size = tuple[float, float, bool]
 """Cores and GPU share of a replica, and whether there are standbys."""
 MOST = 4.0
 """Call times are corrected by so much at most, either way."""
-SAFE, QUICKER, SLOWER = 0.8, 0.6, 1.5
-"""After a window over λ a plan is to come to the first part of λ, with the second part of the seconds of what there is
-at least: calls that wait are late whatever the sizes. After one within the first part it may take the third of them."""
-RELAXED = 1.015
-"""Factor by which a plan may be slower with each window since: half as slow again after 28."""
+SAFE, EDGE, TIGHT = 0.8, 0.9, 0.95
+"""Parts of λ. After a window over the last a plan is to come to the first; after one within the first it may come to
+the second; after others it may be no slower than what there is."""
+QUICKER, SLOWER = 0.6, 1.5
+"""Part of the seconds of what there is that one order takes at least, calls that wait being late whatever the sizes,
+and at most."""
+RELAXED, GIVEN = 1.015, 0.5
+"""Factor by which a plan may be slower with each window since one over λ: half as slow again after 28. To that comes
+the second part of what a window's P95 is below :data:`SAFE`, in λ: after two at half of it, half as slow again."""
 UNANSWERED = math.nextafter(1.0, 2.0)
 """P95 over λ that a window counts as in which requests wait and none is answered, as one may have come at its end."""
 LEAST_EXPERTS = 0.2
@@ -71,7 +75,9 @@ class Correction:
         late = _late(workload, observation)
         due = reached(same, 1.0) or (reached(observation.news, 1.0) and self._had_room)
         due = due and observation.latency_p95_s is not None
-        most, times = self.most * RELAXED**observation.news, min(max(times, 1 / MOST), MOST)
+        room = 0.0 if late is None else max(SAFE - late, 0.0)
+        most = self.most * (RELAXED + GIVEN * room) ** observation.news
+        times = min(max(times, 1 / MOST), MOST)
         return Correction(
             times, self.measured or now is not None, most, self.late if late is None else late, due, sizes, same
         )
@@ -87,25 +93,27 @@ class Correction:
         most = self.times * self.with_sizes(slo_s, present_s, outside_s).most * slo_s
         if self.late is None:
             return most
-        if self.late > 1.0:
-            most = min(most, _part(self.late, outside_s / slo_s) * present_s)
-        return min(max(most, QUICKER * present_s), (SLOWER if self.late <= SAFE else 1.0) * present_s)
+        outside = outside_s / slo_s
+        if self.late > TIGHT:
+            most = min(most, _part(self.late, outside, SAFE) * present_s)
+        slower = min(_part(self.late, outside, EDGE), SLOWER) if self.late <= SAFE else 1.0
+        return min(max(most, QUICKER * present_s), slower * present_s)
 
     def with_sizes(self, slo_s: float, present_s: float, outside_s: float) -> Correction:
         """With what the last window, if it was over λ and that is due to its sizes, leaves of their ``present_s``."""
         if not self.due or self.late is None or self.late <= 1.0 or not math.isfinite(present_s):
             return self
-        part = max(_part(self.late, outside_s / slo_s), QUICKER)
+        part = max(_part(self.late, outside_s / slo_s, SAFE), QUICKER)
         return replace(self, most=min(self.most, part * present_s / self.times / slo_s))
 
 
 NONE = Correction()
 
 
-def _part(late: float, outside: float) -> float:
-    """Part of the experts' mean seconds with which P95 comes to :data:`SAFE` where it is ``late`` now: what of it is
-    over the seconds ``outside`` of them grows in proportion. All in λ."""
-    return 1.0 + (SAFE - late) / max(late - outside, LEAST_EXPERTS * late)
+def _part(late: float, outside: float, to: float) -> float:
+    """Part of the experts' mean seconds with which P95 comes ``to`` this where it is ``late`` now: what of it is over
+    the seconds ``outside`` of them grows in proportion. All in λ."""
+    return 1.0 + (to - late) / max(late - outside, LEAST_EXPERTS * late)
 
 
 def _late(workload: Workload, observation: Observation) -> float | None:
