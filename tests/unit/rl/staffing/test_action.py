@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from autoscaler.capacity import total_needs
 from autoscaler.contract import Burst, Configuration, Resources
 from autoscaler.errors import SettingsError
-from rl.staffing.action import AXES, NAMES, Depth, Staffing, action_of, granted, one_at_a_time
+from rl.staffing.action import AXES, NAMES, Depth, Staffing, action_of, granted, two_at_a_time
 from rl.staffing.policy import RuleSettings
 from rl.staffing.risk import RiskSettings, risk
 from tests.unit.rl.staffing.test_env import VALUES, episodes
@@ -48,22 +48,23 @@ def test_standbys_go_to_the_expert_with_the_larger_priority_first() -> None:
     assert granted(wanted, [ONE, ONE], np.array([1.0, 1.0]), room).tolist() == [2, 1]
 
 
-def test_on_cores_a_replica_takes_one_call_and_with_a_gpu_what_was_planned() -> None:
+def test_on_cores_a_replica_takes_two_calls_and_with_a_gpu_what_was_planned() -> None:
     on_gpu = Configuration(128, 0.0, 0.3, 1, 4)
-    assert [one_at_a_time(ONE).concurrency, one_at_a_time(ONE, 2).concurrency] == [1, 2]
-    assert one_at_a_time(on_gpu) == on_gpu
+    assert [two_at_a_time(ONE).concurrency, two_at_a_time(ONE, 3).concurrency] == [2, 3]
+    assert two_at_a_time(on_gpu) == on_gpu
 
 
-def test_a_decoders_replicas_take_as_many_calls_as_planned() -> None:
+def test_a_decoders_replicas_take_as_many_calls_as_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their workers compute calls of several instances as one product."""
+    monkeypatch.setattr("rl.staffing.action.CALLS", 1)
     episode = next(episodes(300.0))
     made, values = episode.workload, np.tile(action_of(VALUES), (len(episode.workload.experts), 1))
-    most = []
+    calls = []
     for generates in (False, True):
         workload = replace(made, topology=replace(made.topology, generates=generates))
         desired = Staffing(workload).plan(episode.observation, values, np.ones(len(values)), None).desired
-        most.append(max(one.concurrency for one in desired.values() if not one.gpu_share))
-    assert most[0] == 1 < most[1]
+        calls.append({one.concurrency for one in desired.values() if not one.gpu_share})
+    assert calls == [{1}, {2}]
 
 
 @pytest.mark.parametrize("standbys", [0, 4])
