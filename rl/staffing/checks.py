@@ -4,7 +4,7 @@ experts' tokens are those that requests brought."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass, replace
 from operator import eq
 
@@ -29,6 +29,9 @@ RELAXED, GIVEN = 1.015, 0.5
 the second part of what a window's P95 is below :data:`SAFE`, in λ: after two at half of it, half as slow again."""
 UNANSWERED = math.nextafter(1.0, 2.0)
 """P95 over λ that a window counts as in which requests wait and none is answered, as one may have come at its end."""
+KEPT_S, IDLE = 300.0, 0.5
+"""Seconds for which sizes stay those for the busiest window, as HPA's stabilisation by default, and the part of its
+tokens below which a window shows nothing of them: what waits costs its memory, and load that left may come back."""
 LEAST_EXPERTS = 0.2
 """Experts are taken for this part of P95 at least."""
 LEAST_SEEN = 0.8
@@ -56,6 +59,8 @@ class Correction:
     """Those of the experts in the last window."""
     same: float = 0.0
     """Windows since most of them changed."""
+    busy: tuple[Observation, ...] = ()
+    """Of the last :data:`KEPT_S` the windows that had more tokens than any later one, but of decoders."""
 
     @staticmethod
     def of(memory: Memory) -> Correction:
@@ -69,18 +74,37 @@ class Correction:
         if observation.stale:
             return self
         now = call_times(workload, observation)
+        busy = self._busy_with(workload, observation)
         times = self.times if now is None else math.sqrt(self.times * now) if self.measured else now
         sizes = tuple(_size(observation.node(node.id)) for node in workload.experts)
         same = self.same + observation.news if _mostly(map(eq, sizes, self.sizes), sizes) else 0.0
         late = _late(workload, observation)
+        if _is_idle(observation, busy) and (observation.in_flight or 0.0) <= (observation.requests or 0.0):
+            return replace(self, late=None if self.late is None else EDGE, due=False, sizes=sizes, same=0.0, busy=busy)
         due = reached(same, 1.0) or (reached(observation.news, 1.0) and self._had_room)
         due = due and observation.latency_p95_s is not None
         room = 0.0 if late is None else max(SAFE - late, 0.0)
         most = self.most * (RELAXED + GIVEN * room) ** observation.news
         times = min(max(times, 1 / MOST), MOST)
         return Correction(
-            times, self.measured or now is not None, most, self.late if late is None else late, due, sizes, same
+            times, self.measured or now is not None, most, self.late if late is None else late, due, sizes, same, busy
         )
+
+    def _busy_with(self, workload: Workload, observation: Observation) -> tuple[Observation, ...]:
+        tokens = observation.tokens_per_s
+        if tokens is None or workload.topology.generates:
+            return self.busy
+        since_s = observation.end_s - KEPT_S
+        return (*(one for one in self.busy if one.end_s > since_s and (one.tokens_per_s or 0.0) > tokens), observation)
+
+    def planned_for(self, observation: Observation) -> Observation:
+        """The window whose load sizes are planned for, with the configurations that there are now: ``observation``, or
+        the busiest where it is idle next to that."""
+        if observation.stale or not _is_idle(observation, self.busy):
+            return observation
+        now = {node.node: node.configuration for node in observation.nodes}
+        nodes = (one._replace(configuration=now.get(one.node)) for one in self.busy[0].nodes)
+        return replace(self.busy[0], nodes=tuple(nodes))
 
     @property
     def _had_room(self) -> bool:
@@ -108,6 +132,11 @@ class Correction:
 
 
 NONE = Correction()
+
+
+def _is_idle(observation: Observation, busy: Sequence[Observation]) -> bool:
+    tokens = observation.tokens_per_s
+    return bool(busy) and tokens is not None and tokens < IDLE * (busy[0].tokens_per_s or 0.0)
 
 
 def _part(late: float, outside: float, to: float) -> float:

@@ -98,7 +98,8 @@ class StaffingRule:
         if remembered is not None:
             depth = self._depth(experts, observation, remembered.work, values["load"], sized=self._planned)
         correction = NONE if self._by_cpu else Correction.of(memory).after(self._workload, observation)
-        plan = self._staffing.plan(observation, actions, priority, room_of(room), depth, correction)
+        load = correction.planned_for(observation)
+        plan = self._staffing.plan(load, actions, priority, room_of(room), depth, correction)
         answer = replace(proposal(plan, self._workload, actions, memory), doubt=self._doubt(observation))
         if remembered is None:
             if not answer.doubt:  # a load that is not all of it makes the seconds of what there is too few

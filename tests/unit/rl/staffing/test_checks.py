@@ -137,6 +137,37 @@ def test_a_window_that_begins_with_a_queue_or_as_standbys_come_corrects_nothing(
     assert bound(room, other) < np.inf, "no queue was left by the window before"
 
 
+def at(end_s: float, tokens_per_s: float | None, **changes: Any) -> Observation:
+    return replace(with_standbys(**changes), end_s=end_s, tokens_per_s=tokens_per_s, latency_p95_s=0.3)
+
+
+def test_sizes_are_planned_for_the_busiest_of_five_minutes_while_a_window_has_less_than_half_of_its_tokens() -> None:
+    correction = NONE
+    for one in (at(0.0, 90.0), at(30.0, 100.0), at(60.0, 60.0), at(90.0, 0.0)):
+        correction = correction.after(WORKLOAD, one)
+    idle = at(120.0, 49.0, cores=2.0)
+    then = correction.after(WORKLOAD, idle).planned_for(idle)
+    assert (then.end_s, then.tokens_per_s) == (30.0, 100.0)
+    assert {node.configuration.cpu_cores for node in then.nodes if node.configuration} == {2.0}, "what there is now"
+    for busy in (at(120.0, 50.0), replace(idle, stale=True), at(120.0, None)):
+        assert correction.after(WORKLOAD, busy).planned_for(busy) is busy
+    later, later_still = at(330.0, 20.0), at(361.0, 20.0)
+    assert correction.after(WORKLOAD, later).planned_for(later).tokens_per_s == 60.0, "the next busiest"
+    assert correction.after(WORKLOAD, later_still).planned_for(later_still) is later_still
+    decoder = replace(WORKLOAD, topology=replace(WORKLOAD.topology, generates=True))
+    assert NONE.after(decoder, at(0.0, 90.0)).after(decoder, idle).planned_for(idle) is idle
+
+
+def test_an_idle_window_leaves_sizes_as_they_are_but_where_more_requests_wait_than_were_answered() -> None:
+    busy = NONE.after(WORKLOAD, at(0.0, 90.0))
+    assert busy.most_s(1.0, 0.25, 0.1) == pytest.approx(1.5 * 0.25)
+    assert busy.after(WORKLOAD, at(30.0, 1.0)).most_s(1.0, 0.25, 0.1) == pytest.approx(0.25)
+    rest = replace(at(30.0, 1.0), latency_p95_s=1.5)
+    assert busy.after(WORKLOAD, rest).most_s(1.0, 0.25, 0.1) == pytest.approx(0.25), "the last of what was busy"
+    waiting = replace(rest, in_flight=(rest.requests or 0.0) + 1.0)
+    assert busy.after(WORKLOAD, waiting).most_s(1.0, 0.25, 0.1) < 0.25
+
+
 def test_a_stale_window_corrects_nothing() -> None:
     assert Correction().after(WORKLOAD, replace(observed(2.5), stale=True)) == Correction()
     assert Correction.of("another policy's") == Correction()
