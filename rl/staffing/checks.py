@@ -60,7 +60,7 @@ class Correction:
     same: float = 0.0
     """Windows since most of them changed."""
     busy: tuple[Observation, ...] = ()
-    """Of the last :data:`KEPT_S` the windows that had more tokens than any later one, but of decoders."""
+    """Windows of the last :data:`KEPT_S` that had more tokens than any later one; none of a decoder."""
 
     @staticmethod
     def of(memory: Memory) -> Correction:
