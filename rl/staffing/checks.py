@@ -142,7 +142,7 @@ def _is_idle(observation: Observation, busy: Sequence[Observation]) -> bool:
 def _part(late: float, outside: float, to: float) -> float:
     """Part of the experts' mean seconds with which P95 comes ``to`` this where it is ``late`` now: what of it is over
     the seconds ``outside`` of them grows in proportion. All in λ."""
-    return 1.0 + (to - late) / max(late - outside, LEAST_EXPERTS * late)
+    return 1.0 + (to - late) / max(late - outside, LEAST_EXPERTS * late, 1e-9)
 
 
 def _late(workload: Workload, observation: Observation) -> float | None:
