@@ -100,7 +100,7 @@ class Correction:
     def planned_for(self, observation: Observation) -> Observation:
         """The window whose load sizes are planned for, with the configurations that there are now: ``observation``, or
         the busiest where it is idle next to that."""
-        if observation.stale or not _is_idle(observation, self.busy):
+        if not _is_idle(observation, self.busy):
             return observation
         now = {node.node: node.configuration for node in observation.nodes}
         nodes = (one._replace(configuration=now.get(one.node)) for one in self.busy[0].nodes)

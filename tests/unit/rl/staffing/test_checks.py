@@ -149,8 +149,9 @@ def test_sizes_are_planned_for_the_busiest_of_five_minutes_while_a_window_has_le
     then = correction.after(WORKLOAD, idle).planned_for(idle)
     assert (then.end_s, then.tokens_per_s) == (30.0, 100.0)
     assert {node.configuration.cpu_cores for node in then.nodes if node.configuration} == {2.0}, "what there is now"
-    for busy in (at(120.0, 50.0), replace(idle, stale=True), at(120.0, None)):
+    for busy in (at(120.0, 50.0), at(120.0, None)):
         assert correction.after(WORKLOAD, busy).planned_for(busy) is busy
+    assert correction.planned_for(replace(idle, stale=True)) == then, "as if it were fresh"
     later, later_still = at(330.0, 20.0), at(361.0, 20.0)
     assert correction.after(WORKLOAD, later).planned_for(later).tokens_per_s == 60.0, "the next busiest"
     assert correction.after(WORKLOAD, later_still).planned_for(later_still) is later_still
