@@ -86,7 +86,9 @@ def with_standbys(cores: float = 4.0, standbys: int = 2) -> Observation:
     return replace(seen, nodes=tuple(node._replace(configuration=size) for node in seen.nodes))
 
 
-@pytest.mark.parametrize(("p95_s", "most"), [(0.0, 1.5), (0.4, 1.5), (0.7, 4 / 3), (0.8, 8 / 7), (0.81, 1.0), (0.95, 1.0)])
+@pytest.mark.parametrize(
+    ("p95_s", "most"), [(0.0, 1.5), (0.4, 1.5), (0.7, 4 / 3), (0.8, 8 / 7), (0.81, 1.0), (0.95, 1.0)]
+)
 def test_a_plan_may_be_slower_only_as_far_as_a_window_has_room_to_nine_tenths(p95_s: float, most: float) -> None:
     """All of P95 but 0.1 s is of the experts."""
     kept = after(*[0.99] * 30, p95_s)
